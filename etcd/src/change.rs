@@ -7,13 +7,13 @@ use prost::Message;
 use serde::{Deserialize, Serialize};
 
 use crate::error::EtcdError;
+use crate::guard::Guard;
 use crate::keys::{Keys, PAST, Part};
 use crate::limits::{self, check};
+use crate::operations::{delete, delete_range, get, has_revision, is_absent, put};
 use crate::rest;
 use crate::stored::{Head, Stored};
-use crate::wire::compare::{CompareTarget, TargetUnion};
-use crate::wire::request_op::Request;
-use crate::wire::{Compare, DeleteRangeRequest, PutRequest, RangeRequest, RequestOp, TxnRequest};
+use crate::wire::{RequestOp, TxnRequest};
 
 /// The value of the key of a plugin's volume: its one name.
 #[derive(Debug, Serialize, Deserialize)]
@@ -61,8 +61,14 @@ pub(crate) struct Change {
 
 impl Change {
     /// Makes the transaction of a swap. If a comparison fails, the answer has the head. It also has the key of the plugin's volume
-    /// if the transaction would write that key.
-    pub fn of(keys: &Keys, swap: &Swap, found: Before, id: String) -> Result<Change, EtcdError> {
+    /// if the transaction would write that key. The keys of the guards come last.
+    pub fn of(
+        keys: &Keys,
+        swap: &Swap,
+        found: Before,
+        id: String,
+        guards: &[Guard],
+    ) -> Result<Change, EtcdError> {
         let Swap { before, after, past, .. } = swap;
         let name = &before.name;
         let head = keys.part(name, &Part::Head);
@@ -102,6 +108,10 @@ impl Change {
                 (!after.volume.handle.is_creating()).then(|| after.volume.handle.text().into_owned());
             let volume = (after.volume.plugin.clone(), external_id);
             parts.put(&Part::Head, &Head { volume, past_number, change: id.clone() }, limits::HEAD)?;
+        }
+        for guard in guards {
+            txn.compare.push(guard.compare(keys));
+            txn.failure.push(get(keys.row(&guard.key)));
         }
         let what = || format!("the change of the record {name} ({} past claims)", past.len());
         check(what, txn.success.len(), "operations", limits::OPERATIONS)?;
@@ -226,35 +236,9 @@ fn release(keys: &Keys, external: Vec<u8>, id: &str) -> [RequestOp; 2] {
     [put(keys.gone(&external), id.into()), delete(external)]
 }
 
-fn is_absent(key: Vec<u8>) -> Compare {
-    let union = Some(TargetUnion::CreateRevision(0));
-    Compare { target: CompareTarget::Create.into(), key, target_union: union, ..Compare::default() }
-}
-
-fn has_revision(key: Vec<u8>, revision: u64) -> Compare {
-    // No key has the greatest revision.
-    let union = Some(TargetUnion::ModRevision(i64::try_from(revision).unwrap_or(i64::MAX)));
-    Compare { target: CompareTarget::Mod.into(), key, target_union: union, ..Compare::default() }
-}
-
-fn get(key: Vec<u8>) -> RequestOp {
-    RequestOp { request: Some(Request::RequestRange(RangeRequest { key, ..RangeRequest::default() })) }
-}
-
-fn put(key: Vec<u8>, value: Vec<u8>) -> RequestOp {
-    RequestOp { request: Some(Request::RequestPut(PutRequest { key, value })) }
-}
-
-fn delete(key: Vec<u8>) -> RequestOp {
-    delete_range(key, Vec::new())
-}
-
-fn delete_range(key: Vec<u8>, range_end: Vec<u8>) -> RequestOp {
-    RequestOp { request: Some(Request::RequestDeleteRange(DeleteRangeRequest { key, range_end })) }
-}
-
 #[cfg(test)]
 mod tests {
+    use crate::wire::request_op::Request;
     use csid::store::testing::samples::{name, record, swap};
 
     use super::*;
@@ -271,7 +255,7 @@ mod tests {
             stored.record = before.clone();
             let deletion = swap(&before, Record::none(name(&volume)));
             let found = Before::Present { stored, seen: 7 };
-            let change = Change::of(&keys, &deletion, found, "id".into()).unwrap();
+            let change = Change::of(&keys, &deletion, found, "id".into(), &[]).unwrap();
             let put: Vec<_> = change
                 .txn
                 .success

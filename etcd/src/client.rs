@@ -5,17 +5,18 @@ use std::time::{Duration, Instant};
 
 use futures_util::{StreamExt, stream};
 use tonic::transport::Channel;
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Code, Request, Response, Status, Streaming};
 
 use crate::error::EtcdError;
 use crate::members::{EtcdConfig, Members, Timing};
 use crate::reply::Reply;
 use crate::wire::kv_client::KvClient;
+use crate::wire::lease_client::LeaseClient;
 use crate::wire::watch_client::WatchClient;
 use crate::wire::watch_request::RequestUnion;
 use crate::wire::{
-    Event, KeyValue, RangeRequest, RangeResponse, ResponseHeader, TxnRequest, TxnResponse,
-    WatchCreateRequest, WatchRequest, WatchResponse,
+    Event, KeyValue, LeaseGrantRequest, LeaseKeepAliveRequest, LeaseRevokeRequest, RangeRequest,
+    RangeResponse, ResponseHeader, TxnRequest, TxnResponse, WatchCreateRequest, WatchRequest, WatchResponse,
 };
 
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
@@ -50,7 +51,7 @@ pub(crate) struct Found {
 
 impl Client {
     pub fn new(config: &EtcdConfig) -> Result<Self, EtcdError> {
-        Ok(Client { members: Members::new(&config.endpoints)?, timing: config.timing })
+        Ok(Client { members: Members::new(config)?, timing: config.timing })
     }
 
     /// Reads keys. The answer is linearizable: it has every change that was answered before the call. If the request has a
@@ -93,6 +94,66 @@ impl Client {
                     tries.next(at, why).await?;
                 }
             }
+        }
+    }
+
+    /// Takes a lease. A try whose answer is lost leaves a lease that ends by itself.
+    pub async fn grant_lease(&self, seconds: i64) -> Result<i64, EtcdError> {
+        let granted = self
+            .lease("take a lease", async |mut client| {
+                client.lease_grant(LeaseGrantRequest { ttl: seconds, id: 0 }).await
+            })
+            .await?;
+        granted.map(|granted| granted.id).ok_or(EtcdError::Open { why: "etcd knows no leases" })
+    }
+
+    /// Renews a lease. Returns `false` if etcd has ended it.
+    pub async fn keep_lease(&self, lease: i64) -> Result<bool, EtcdError> {
+        let kept = self
+            .lease("renew a lease", async |mut client| {
+                let request = stream::once(async move { LeaseKeepAliveRequest { id: lease } });
+                // The member ends the stream when this side does, so that waits for the answer.
+                let request = request.chain(stream::pending());
+                let mut answers = client.lease_keep_alive(request).await?.into_inner();
+                let first = answers.next().await;
+                first.unwrap_or_else(|| Err(Status::unavailable("the stream ended"))).map(Response::new)
+            })
+            .await?;
+        Ok(kept.is_some_and(|kept| kept.ttl > 0))
+    }
+
+    /// Ends a lease. One that has ended already is no error.
+    pub async fn revoke_lease(&self, lease: i64) -> Result<(), EtcdError> {
+        let revoke = async |mut client: LeaseClient<Channel>| {
+            client.lease_revoke(LeaseRevokeRequest { id: lease }).await
+        };
+        self.lease("end a lease", revoke).await.map(drop)
+    }
+
+    /// Makes a call about a lease until a member answers. `None`: etcd does not have the lease.
+    async fn lease<T, F>(
+        &self,
+        step: &'static str,
+        call: impl Fn(LeaseClient<Channel>) -> F,
+    ) -> Result<Option<T>, EtcdError>
+    where
+        F: Future<Output = Result<Response<T>, Status>>,
+    {
+        let mut tries = Tries::new(step, &self.members, self.timing);
+        loop {
+            let (at, member) = self.members.current();
+            let client = LeaseClient::new(member.channel.clone());
+            let why = match tokio::time::timeout(self.timing.answer, call(client)).await {
+                Ok(Ok(answer)) => return Ok(Some(answer.into_inner())),
+                Ok(Err(status)) if status.code() == Code::NotFound => return Ok(None),
+                Ok(Err(status)) => match Reply::of(step, &member.endpoint, 0, &status) {
+                    Reply::Refused(error) => return Err(error),
+                    Reply::NotDone(why) | Reply::Unknown(why) => why,
+                    Reply::NoSpace => "the database has reached its quota".into(),
+                },
+                Err(_) => silent(&member.endpoint, self.timing.answer),
+            };
+            tries.next(at, why).await?;
         }
     }
 

@@ -16,6 +16,28 @@ pub(crate) struct Keys {
     root: String,
 }
 
+/// A key that is not a volume's.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum RowKey {
+    /// The cluster's own row.
+    Meta,
+    /// A server that runs, by its ID.
+    Server(String),
+    Node(String),
+    /// A node's session with a server.
+    Session {
+        node: String,
+        server: String,
+    },
+}
+
+/// Rows that are read together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Rows {
+    Servers,
+    Sessions { node: String },
+}
+
 /// A key of a volume, below its name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Part {
@@ -36,9 +58,44 @@ impl Keys {
         Keys { root: format!("{prefix}{VERSION}") }
     }
 
-    /// Returns the range of the keys of all volumes.
-    pub fn volumes(&self) -> (Vec<u8>, Vec<u8>) {
-        range(format!("{}vol/", self.root))
+    /// Returns the range of the keys that the cache follows: of the servers, so that their beats come, and of all volumes.
+    pub fn followed(&self) -> (Vec<u8>, Vec<u8>) {
+        let (_, end) = range(format!("{}vol/", self.root));
+        (format!("{}server/", self.root).into_bytes(), end)
+    }
+
+    /// Returns the key of a row.
+    pub fn row(&self, key: &RowKey) -> Vec<u8> {
+        let below = match key {
+            RowKey::Meta => "meta".to_owned(),
+            RowKey::Server(id) => format!("server/{}", segment(id)),
+            RowKey::Node(node) => format!("node/{}", segment(node)),
+            RowKey::Session { node, server } => format!("session/{}/{}", segment(node), segment(server)),
+        };
+        format!("{}{below}", self.root).into_bytes()
+    }
+
+    /// Returns the range of the keys of some rows.
+    pub fn rows(&self, of: &Rows) -> (Vec<u8>, Vec<u8>) {
+        range(match of {
+            Rows::Servers => format!("{}server/", self.root),
+            Rows::Sessions { node } => format!("{}session/{}/", self.root, segment(node)),
+        })
+    }
+
+    /// Reads the key of a row. `None`: it is another key.
+    pub fn read_row(&self, key: &[u8]) -> Option<RowKey> {
+        let below = std::str::from_utf8(key).ok()?.strip_prefix(&self.root)?;
+        let mut parts = below.splitn(3, '/');
+        match (parts.next()?, parts.next(), parts.next()) {
+            ("meta", None, None) => Some(RowKey::Meta),
+            ("server", Some(id), None) => Some(RowKey::Server(text(id)?)),
+            ("node", Some(node), None) => Some(RowKey::Node(text(node)?)),
+            ("session", Some(node), Some(server)) => {
+                Some(RowKey::Session { node: text(node)?, server: text(server)? })
+            }
+            _ => None,
+        }
     }
 
     /// Returns the range of all keys of a volume.
@@ -171,6 +228,27 @@ mod tests {
 
     fn shown(key: Vec<u8>) -> String {
         String::from_utf8(key).unwrap()
+    }
+
+    #[test]
+    fn row_keys_are_read_back() {
+        let keys = Keys::new("/csid/");
+        let (node, server) = ("db/1 %".to_owned(), "ab".to_owned());
+        for row in [
+            RowKey::Meta,
+            RowKey::Server(server.clone()),
+            RowKey::Node(node.clone()),
+            RowKey::Session { node: node.clone(), server },
+        ] {
+            assert_eq!(keys.read_row(&keys.row(&row)), Some(row));
+        }
+        let (first, end) = keys.rows(&Rows::Sessions { node: "db".into() });
+        let of_another = keys.row(&RowKey::Session { node: "db-1".into(), server: "x".into() });
+        assert!(!(first..end).contains(&of_another));
+        let (first, end) = keys.followed();
+        let beat = keys.row(&RowKey::Server("x".into()));
+        let volume = keys.part(&name(), &Part::Head);
+        assert!((first.clone()..end.clone()).contains(&beat) && (first..end).contains(&volume));
     }
 
     #[test]

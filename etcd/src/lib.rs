@@ -13,20 +13,26 @@ mod cache;
 mod change;
 mod client;
 mod error;
+mod guard;
 mod keys;
 mod limits;
 mod lists;
 mod members;
+mod operations;
 mod registry;
 mod reply;
 mod rest;
+mod rows;
 mod stored;
 mod watcher;
 mod wire;
 
 pub use error::EtcdError;
-pub use members::{EtcdConfig, Timing};
-pub use registry::{EtcdRegistry, KeepEvents};
+pub use guard::{Expected, Guard};
+pub use keys::{RowKey, Rows};
+pub use members::{EtcdConfig, EtcdTls, Timing};
+pub use registry::{EtcdRegistry, KeepEvents, Swapped};
+pub use rows::{Row, RowStore, Write, Written};
 
 /// etcd's messages and calls, for tests that compact, or ask for the leader.
 pub mod api {

@@ -5,6 +5,8 @@ use crate::error::EtcdError;
 const KIB: usize = 1024;
 /// The limit of a value that has only names.
 pub(crate) const HEAD: usize = 32 * KIB;
+/// The limit of a row that is not a volume's.
+pub(crate) const ROW: usize = 64 * KIB;
 pub(crate) const REGISTRATION: usize = 64 * KIB;
 pub(crate) const ATTACHMENT: usize = 32 * KIB;
 /// A claim of csid may have a plugin's message of 2,048 bytes twice. JSON doubles its quotes.

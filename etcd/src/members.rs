@@ -1,9 +1,10 @@
 //! The members of etcd, and which of them is asked next.
 
+use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
 use crate::error::EtcdError;
 
@@ -17,11 +18,29 @@ const PING_ANSWER: Duration = Duration::from_secs(5);
 /// The members of etcd and the keys that csid has there.
 #[derive(Clone, Debug)]
 pub struct EtcdConfig {
-    /// `http://HOST:PORT` of each member. TLS is not supported yet.
+    /// `https://HOST:PORT` of each member, or `http://HOST:PORT` without `tls`.
     pub endpoints: Vec<String>,
+    /// `None`: the members have no TLS.
+    pub tls: Option<EtcdTls>,
     /// Begins and ends with a slash.
     pub prefix: String,
     pub timing: Timing,
+}
+
+/// The files of a client of etcd, as PEM.
+#[derive(Clone)]
+pub struct EtcdTls {
+    /// The authority of the members' certificates.
+    pub ca: Vec<u8>,
+    pub certificate: Vec<u8>,
+    pub key: Vec<u8>,
+}
+
+/// Shows no key.
+impl fmt::Debug for EtcdTls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("EtcdTls")
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -50,9 +69,9 @@ pub(crate) struct Member {
 }
 
 impl Members {
-    pub fn new(endpoints: &[String]) -> Result<Self, EtcdError> {
-        let members: Vec<Member> =
-            endpoints.iter().map(|endpoint| member(endpoint)).collect::<Result<_, _>>()?;
+    pub fn new(config: &EtcdConfig) -> Result<Self, EtcdError> {
+        let member = |endpoint: &String| member(endpoint, config.tls.as_ref());
+        let members: Vec<Member> = config.endpoints.iter().map(member).collect::<Result<_, _>>()?;
         match members.is_empty() {
             true => {
                 Err(EtcdError::Endpoint { endpoint: String::new(), why: "no endpoint is configured".into() })
@@ -80,13 +99,21 @@ impl Members {
 }
 
 /// The one place that knows how a member is reached.
-fn member(endpoint: &str) -> Result<Member, EtcdError> {
+fn member(endpoint: &str, tls: Option<&EtcdTls>) -> Result<Member, EtcdError> {
     let refused = |why: String| EtcdError::Endpoint { endpoint: endpoint.to_owned(), why };
-    if !endpoint.starts_with("http://") {
-        return Err(refused("only http:// is supported".into()));
+    let scheme = if tls.is_some() { "https://" } else { "http://" };
+    if !endpoint.starts_with(scheme) {
+        let has = if tls.is_some() { "with" } else { "without" };
+        return Err(refused(format!("{has} a certificate it has to begin with {scheme}")));
     }
-    let channel = Endpoint::from_shared(endpoint.to_owned())
-        .map_err(|error| refused(error.to_string()))?
+    let mut new = Endpoint::from_shared(endpoint.to_owned()).map_err(|error| refused(error.to_string()))?;
+    if let Some(EtcdTls { ca, certificate, key }) = tls {
+        let tls = ClientTlsConfig::new()
+            .ca_certificate(Certificate::from_pem(ca))
+            .identity(Identity::from_pem(certificate, key));
+        new = new.tls_config(tls).map_err(|error| refused(error.to_string()))?;
+    }
+    let channel = new
         .connect_timeout(CONNECT)
         .tcp_nodelay(true)
         .http2_keep_alive_interval(PING)

@@ -20,9 +20,11 @@ use crate::cache::Cache;
 use crate::change::{Before, Change, Named};
 use crate::client::{Client, Decided};
 use crate::error::EtcdError;
-use crate::keys::{Keys, Part};
+use crate::guard::Guard;
+use crate::keys::{Keys, Part, RowKey};
 use crate::lists;
 use crate::members::EtcdConfig;
+use crate::rows::{RowStore, broken};
 use crate::stored::{Head, Stored};
 use crate::watcher;
 use crate::wire::event::EventType;
@@ -37,6 +39,15 @@ const BECAME: &str = "read what became of a change";
 /// Keeps the events of a change that is committed. The change is answered after that. The events of a change whose outcome stays
 /// unknown are not kept.
 pub type KeepEvents = Box<dyn Fn(Vec<NewEvent>) -> BoxFuture<'static, ()> + Send + Sync>;
+
+/// What became of a change with guards.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Swapped {
+    /// The record has this revision.
+    Done(u64),
+    /// This row is not as a guard expects. The change was not made, and no try of it will be.
+    Refused(RowKey),
+}
 
 /// The registry of a cluster.
 pub struct EtcdRegistry {
@@ -79,6 +90,30 @@ impl EtcdRegistry {
         };
         Ok(EtcdRegistry { inner: Arc::new(inner), watcher })
     }
+
+    /// Returns the rows that are not volumes.
+    pub fn rows(&self) -> RowStore {
+        RowStore { keys: self.inner.keys.clone(), client: self.inner.client.clone() }
+    }
+
+    /// Changes a record as [`Registry::swap`] does, if the guards hold at the same moment.
+    pub async fn swap_guarded(&self, swap: Swap, guards: Vec<Guard>) -> Result<Swapped, RegistryError> {
+        let inner = self.inner.clone();
+        // A caller that gives up withdraws nothing.
+        let swapped = tokio::spawn(async move { inner.swap(&swap, &guards).await });
+        swapped.await.unwrap_or_else(|error| Err(RegistryError::Ended(error.into())))
+    }
+
+    /// Waits until lists have this revision.
+    pub async fn reached(&self, revision: u64) -> Result<(), EtcdError> {
+        self.inner.cache.at_least(revision).await.map(drop)
+    }
+
+    /// Returns the number of a node's claims.
+    pub async fn claims_of(&self, node: &str) -> Result<usize, EtcdError> {
+        let volumes = self.inner.volumes().await?;
+        Ok(volumes.claims_of.get(node).copied().unwrap_or(0))
+    }
 }
 
 impl Drop for EtcdRegistry {
@@ -95,7 +130,10 @@ impl Registry for EtcdRegistry {
     fn swap(&self, swap: Swap, events: Vec<NewEvent>) -> BoxFuture<'_, Result<u64, RegistryError>> {
         let inner = self.inner.clone();
         let swapped = async move {
-            let revision = inner.swap(&swap).await?;
+            let revision = match inner.swap(&swap, &[]).await? {
+                Swapped::Done(revision) => revision,
+                Swapped::Refused(_) => return Err(Conflict::Stale.into()),
+            };
             if !events.is_empty() {
                 let kept = AssertUnwindSafe(async { (inner.events)(events).await }).catch_unwind().await;
                 if kept.is_err() {
@@ -186,16 +224,24 @@ impl Inner {
         self.cache.at_least(self.written.load(Ordering::Acquire)).await
     }
 
-    async fn swap(&self, swap: &Swap) -> Result<u64, RegistryError> {
+    async fn swap(&self, swap: &Swap, guards: &[Guard]) -> Result<Swapped, RegistryError> {
         let found = self.before(swap).await?;
         let id = format!("{:016x}{:016x}", self.id, self.changes.fetch_add(1, Ordering::Relaxed));
-        let change = Change::of(&self.keys, swap, found, id)?;
+        let change = Change::of(&self.keys, swap, found, id, guards)?;
+        let refused = |answers: &TxnResponse| {
+            broken(&self.keys, guards, &answers.responses).map(|key| Ok(Swapped::Refused(key)))
+        };
         let revision = match self.client.txn("change a volume's record", &change.txn).await? {
             Decided::Committed { revision } => revision,
-            Decided::Compared { answers, open: false } => return Err(self.conflict(swap, &answers)),
+            Decided::Compared { answers, open: false } => {
+                return refused(&answers).unwrap_or_else(|| Err(self.conflict(swap, guards, &answers)));
+            }
             Decided::Compared { answers, open: true } => match self.made(&change).await? {
                 Some(revision) => revision,
-                None => return Err(self.conflict_of_open(swap, &answers)),
+                None => {
+                    let conflict = || Err(self.conflict_of_open(swap, guards, &answers));
+                    return refused(&answers).unwrap_or_else(conflict);
+                }
             },
             Decided::Full { open } => match self.made(&change).await? {
                 Some(revision) => revision,
@@ -208,7 +254,7 @@ impl Inner {
         if !change.is_nothing() {
             self.written.fetch_max(revision, Ordering::AcqRel);
         }
-        Ok(revision)
+        Ok(Swapped::Done(revision))
     }
 
     /// Returns what etcd has of the record that is to change.
@@ -244,7 +290,7 @@ impl Inner {
     }
 
     /// Returns the reason why the comparison of a transaction failed.
-    fn conflict(&self, swap: &Swap, answers: &TxnResponse) -> RegistryError {
+    fn conflict(&self, swap: &Swap, guards: &[Guard], answers: &TxnResponse) -> RegistryError {
         let kvs: Vec<&KeyValue> = answers
             .responses
             .iter()
@@ -258,7 +304,10 @@ impl Inner {
         if u64::try_from(revision) != Ok(swap.before.revision) {
             return Conflict::Stale.into();
         }
-        let Some(taken) = kvs.iter().find(|kv| kv.key != head) else { return Conflict::Stale.into() };
+        let is_guard = |kv: &KeyValue| guards.iter().any(|guard| self.keys.row(&guard.key) == kv.key);
+        let Some(taken) = kvs.iter().find(|kv| kv.key != head && !is_guard(kv)) else {
+            return Conflict::Stale.into();
+        };
         let unreadable = |why: String| {
             let key = String::from_utf8_lossy(&taken.key).into_owned();
             RegistryError::from(EtcdError::Unreadable { key, why })
@@ -273,8 +322,8 @@ impl Inner {
     }
 
     /// Returns the reason why the comparison failed of a transaction whose earlier try is open.
-    fn conflict_of_open(&self, swap: &Swap, answers: &TxnResponse) -> RegistryError {
-        match self.conflict(swap, answers) {
+    fn conflict_of_open(&self, swap: &Swap, guards: &[Guard], answers: &TxnResponse) -> RegistryError {
+        match self.conflict(swap, guards, answers) {
             // The open try compares the head, which has not changed, and the absence of a key that may be deleted.
             RegistryError::Conflict(Conflict::Taken(_)) if swap.before.revision != 0 => {
                 EtcdError::Open { why: "another record has the volume" }.into()

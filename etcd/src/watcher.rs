@@ -76,7 +76,7 @@ async fn follow(client: &Client, cache: &Cache) -> Result<(), EtcdError> {
 
 /// Watches all volumes, at the first member that takes the watch.
 async fn open(client: &Client, cache: &Cache, from: u64) -> Result<Watch, EtcdError> {
-    let (key, range_end) = cache.keys.volumes();
+    let (key, range_end) = cache.keys.followed();
     loop {
         match client.watch(key.clone(), range_end.clone(), from).await {
             Err(EtcdError::Unreachable { .. }) => {}
@@ -93,7 +93,7 @@ async fn read(watch: &mut Watch, cache: &Cache, from: &mut u64) -> Result<(), Et
 }
 
 async fn list(client: &Client, cache: &Cache) -> Result<Volumes, EtcdError> {
-    let (mut key, range_end) = cache.keys.volumes();
+    let (mut key, range_end) = cache.keys.followed();
     let (mut volumes, mut revision, mut limit) = (Volumes::default(), 0, PAGE);
     loop {
         let request = RangeRequest { key: key.clone(), range_end: range_end.clone(), limit, revision };

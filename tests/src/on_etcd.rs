@@ -24,6 +24,7 @@ pub fn open(endpoint: String) -> Box<OpenRegistry> {
     Box::new(move |store| {
         let config = EtcdConfig {
             endpoints: vec![endpoint.clone()],
+            tls: None,
             prefix: format!("/{}/", store.journal_id()),
             timing: Timing::default(),
         };

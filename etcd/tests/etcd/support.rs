@@ -15,7 +15,7 @@ use futures_util::FutureExt;
 pub const TIMING: Timing = Timing { answer: Duration::from_secs(2), request: Duration::from_secs(20) };
 
 pub fn config(endpoints: Vec<String>) -> EtcdConfig {
-    EtcdConfig { endpoints, prefix: "/csid/".into(), timing: TIMING }
+    EtcdConfig { endpoints, tls: None, prefix: "/csid/".into(), timing: TIMING }
 }
 
 pub fn no_events() -> KeepEvents {
@@ -68,7 +68,7 @@ impl Raw {
     }
 
     pub async fn put(&mut self, key: &str, value: impl AsRef<[u8]>) {
-        let put = PutRequest { key: key.into(), value: value.as_ref().to_vec() };
+        let put = PutRequest { key: key.into(), value: value.as_ref().to_vec(), lease: 0 };
         let success = vec![RequestOp { request: Some(Request::RequestPut(put)) }];
         let done = self.0.txn(TxnRequest { success, ..TxnRequest::default() }).await.unwrap().into_inner();
         assert!(matches!(done.responses[0].response, Some(Response::ResponsePut(_))));

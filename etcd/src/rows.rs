@@ -1,0 +1,135 @@
+//! The rows of a cluster that are not volumes: the cluster's own, its servers, nodes and sessions.
+
+use std::sync::Arc;
+
+use crate::client::{Client, Decided};
+use crate::error::EtcdError;
+use crate::guard::Guard;
+use crate::keys::{Keys, RowKey, Rows};
+use crate::limits::{self, check};
+use crate::operations::{delete, get};
+use crate::wire::request_op::Request;
+use crate::wire::response_op::Response;
+use crate::wire::{KeyValue, PutRequest, RangeRequest, RequestOp, TxnRequest};
+
+/// A row as etcd has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    pub value: Vec<u8>,
+    /// The revision at which the key was created.
+    pub created: u64,
+    /// The revision at which the key was written last.
+    pub revision: u64,
+}
+
+/// A row to write.
+pub struct Write {
+    pub key: RowKey,
+    /// `None`: the row is deleted.
+    pub value: Option<Vec<u8>>,
+    /// The lease whose end deletes the row. 0: none.
+    pub lease: i64,
+}
+
+/// What became of writes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Written {
+    Done {
+        revision: u64,
+    },
+    /// This row is not as a guard expects. Nothing was written.
+    Refused(RowKey),
+    /// An earlier try may have been made. The rows have to be read.
+    Unknown,
+}
+
+/// Reads and writes rows.
+#[derive(Clone)]
+pub struct RowStore {
+    pub(crate) keys: Keys,
+    pub(crate) client: Arc<Client>,
+}
+
+impl RowStore {
+    /// Reads a row. The answer has every change that was answered before the call.
+    pub async fn read(&self, key: &RowKey) -> Result<Option<Row>, EtcdError> {
+        let request = RangeRequest { key: self.keys.row(key), ..RangeRequest::default() };
+        Ok(self.client.range("read a row", request).await?.kvs.into_iter().next().map(row))
+    }
+
+    /// Reads at most `most` rows, in the order of their keys.
+    pub async fn list(&self, of: &Rows, most: i64) -> Result<Vec<(RowKey, Row)>, EtcdError> {
+        let (key, range_end) = self.keys.rows(of);
+        let request = RangeRequest { key, range_end, limit: most, ..RangeRequest::default() };
+        let found = self.client.range("list rows", request).await?.kvs.into_iter();
+        Ok(found.filter_map(|kv| Some((self.keys.read_row(&kv.key)?, row(kv)))).collect())
+    }
+
+    /// Writes rows in one transaction, if all guards hold.
+    pub async fn write(&self, guards: &[Guard], writes: Vec<Write>) -> Result<Written, EtcdError> {
+        let mut txn = TxnRequest::default();
+        for guard in guards {
+            txn.compare.push(guard.compare(&self.keys));
+            txn.failure.push(get(self.keys.row(&guard.key)));
+        }
+        for Write { key, value, lease } in writes {
+            let bytes = self.keys.row(&key);
+            check(|| format!("the row {key:?}"), value.as_ref().map_or(0, Vec::len), "bytes", limits::ROW)?;
+            txn.success.push(match value {
+                Some(value) => {
+                    let put = PutRequest { key: bytes, value, lease };
+                    RequestOp { request: Some(Request::RequestPut(put)) }
+                }
+                None => delete(bytes),
+            });
+        }
+        match self.client.txn("write rows", &txn).await? {
+            Decided::Committed { revision } => Ok(Written::Done { revision }),
+            Decided::Compared { open: true, .. } | Decided::Full { open: true } => Ok(Written::Unknown),
+            Decided::Full { open: false } => Err(EtcdError::Full),
+            Decided::Compared { answers, open: false } => {
+                let refused = broken(&self.keys, guards, &answers.responses);
+                // A guard that holds at the read of the answer cannot have failed.
+                refused
+                    .map(Written::Refused)
+                    .ok_or(EtcdError::Open { why: "etcd refused rows without a reason" })
+            }
+        }
+    }
+
+    /// Takes a lease for some seconds.
+    pub async fn grant_lease(&self, seconds: i64) -> Result<i64, EtcdError> {
+        self.client.grant_lease(seconds).await
+    }
+
+    /// Renews a lease. Returns `false` if it has ended.
+    pub async fn keep_lease(&self, lease: i64) -> Result<bool, EtcdError> {
+        self.client.keep_lease(lease).await
+    }
+
+    /// Ends a lease, and deletes its rows.
+    pub async fn revoke_lease(&self, lease: i64) -> Result<(), EtcdError> {
+        self.client.revoke_lease(lease).await
+    }
+}
+
+/// Returns the first guard that does not hold, by the answers to a transaction that was refused.
+pub(crate) fn broken(keys: &Keys, guards: &[Guard], answers: &[crate::wire::ResponseOp]) -> Option<RowKey> {
+    let found: Vec<&KeyValue> = answers
+        .iter()
+        .filter_map(|answer| match &answer.response {
+            Some(Response::ResponseRange(found)) => found.kvs.first(),
+            _ => None,
+        })
+        .collect();
+    let guard = guards.iter().find(|guard| {
+        let key = keys.row(&guard.key);
+        !guard.holds(found.iter().find(|kv| kv.key == key).copied())
+    });
+    guard.map(|guard| guard.key.clone())
+}
+
+fn row(kv: KeyValue) -> Row {
+    let revision = |revision: i64| u64::try_from(revision).unwrap_or(0);
+    Row { created: revision(kv.create_revision), revision: revision(kv.mod_revision), value: kv.value }
+}
