@@ -1,10 +1,12 @@
 //! The contracts as code: CSI and plugin registration as generated types, clients and (feature `server`) servers, and csid's
-//! D-Bus interface as its XML. It owns no state. What always holds: `{:?}` of no CSI message shows a secret, the value of a
+//! D-Bus interface as its XML. It owns no state. What always holds: `{:?}` of no message of CSI or of a cluster shows a secret, the value of a
 //! context or parameter, or mount flags; the generated `Debug` is replaced for every message that has one.
 
 use std::fmt;
 
 pub mod access;
+#[cfg(feature = "cluster")]
+pub mod identity;
 
 /// The CSI v1 interface.
 pub mod csi {
@@ -13,6 +15,16 @@ pub mod csi {
     pub mod v1 {
         tonic::include_proto!("csi.v1");
         include!(concat!(env!("OUT_DIR"), "/csi.v1.debug.rs"));
+    }
+}
+
+/// What nodes and operators ask of a cluster's servers.
+#[cfg(feature = "cluster")]
+pub mod cluster {
+    #[allow(missing_docs, clippy::all, clippy::pedantic, unused_qualifications)]
+    pub mod v1 {
+        tonic::include_proto!("csid.cluster.v1");
+        include!(concat!(env!("OUT_DIR"), "/csid.cluster.v1.debug.rs"));
     }
 }
 
