@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Directories of crates, from the repository's root.
-const CRATES: [&str; 7] = ["csid", "csictl", "client", "libcsi-ffi", "etcd", "server", "link"];
+const CRATES: [&str; 6] = ["csid", "csictl", "client", "libcsi-ffi", "etcd", "server"];
 
 fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(directory).unwrap() {

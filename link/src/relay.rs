@@ -1,0 +1,154 @@
+//! One socket, and the server that its connections go to.
+
+use std::fs;
+use std::io::{Error, ErrorKind, Result};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, copy, split};
+use tokio::net::{TcpStream, UnixListener, UnixStream};
+use tokio::sync::Semaphore;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use crate::config;
+
+/// Connections of one socket at the same time.
+const AT_ONCE: usize = 64;
+/// How long the connection to a server and its handshake may take together.
+const CONNECT: Duration = Duration::from_secs(5);
+/// How long one direction goes on after the other has ended.
+const REST: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// A socket for one server. Its file goes with it.
+pub struct Relay {
+    listener: UnixListener,
+    path: PathBuf,
+    host: String,
+    port: u16,
+    name: ServerName<'static>,
+    connector: TlsConnector,
+}
+
+impl Relay {
+    /// Makes the socket of a server, HOST:PORT, in a directory.
+    pub fn new(directory: &Path, server: &str, tls: Arc<ClientConfig>) -> Result<Relay> {
+        let wrong = || Error::new(ErrorKind::InvalidInput, format!("{server:?} is not HOST:PORT"));
+        let (host, port) = config::split(server).ok_or_else(wrong)?;
+        let name = ServerName::try_from(host.to_owned()).map_err(|_| wrong())?;
+        let path = directory.join(server);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let listener = UnixListener::bind(&path)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
+        Ok(Relay { listener, path, host: host.to_owned(), port, name, connector: TlsConnector::from(tls) })
+    }
+
+    /// Serves connections until the task is aborted.
+    pub async fn run(self: Arc<Self>) {
+        let places = Arc::new(Semaphore::new(AT_ONCE));
+        loop {
+            let Ok(place) = places.clone().acquire_owned().await else { return };
+            match self.listener.accept().await {
+                Ok((near, _)) => {
+                    let relay = self.clone();
+                    tokio::spawn(async move {
+                        relay.serve(near).await;
+                        drop(place);
+                    });
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "a connection was not accepted");
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
+        }
+    }
+
+    async fn serve(&self, near: UnixStream) {
+        let server = format!("{}:{}", self.host, self.port);
+        match near.peer_cred() {
+            Ok(peer) if peer.uid() == 0 => {}
+            Ok(peer) => {
+                return tracing::warn!(server, uid = peer.uid(), "a caller other than root was refused");
+            }
+            Err(error) => return tracing::warn!(server, %error, "a caller's uid is not known"),
+        }
+        let far = match tokio::time::timeout(CONNECT, self.connect()).await {
+            Ok(Ok(far)) => far,
+            Ok(Err(error)) => return tracing::warn!(server, %error, "the server was not reached"),
+            Err(_) => {
+                return tracing::warn!(server, seconds = CONNECT.as_secs(), "the server did not answer");
+            }
+        };
+        relay(near, far).await;
+    }
+
+    async fn connect(&self) -> Result<TlsStream<TcpStream>> {
+        let stream = TcpStream::connect((self.host.as_str(), self.port)).await?;
+        stream.set_nodelay(true)?;
+        self.connector.connect(self.name.clone(), stream).await
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Copies both ways until each end has said all. After one end has, the other has some time left.
+async fn relay(near: impl AsyncRead + AsyncWrite, far: impl AsyncRead + AsyncWrite) {
+    let ((mut from_near, mut to_near), (mut from_far, mut to_far)) = (split(near), split(far));
+    let mut there = std::pin::pin!(async {
+        let copied = copy(&mut from_near, &mut to_far).await;
+        copied.and(to_far.shutdown().await)
+    });
+    let mut back = std::pin::pin!(async {
+        let copied = copy(&mut from_far, &mut to_near).await;
+        copied.and(to_near.shutdown().await)
+    });
+    // An error of one direction ends both: the ends close with this function.
+    let _ = tokio::select! {
+        ended = &mut there => match ended {
+            Ok(()) => tokio::time::timeout(REST, &mut back).await.map(drop),
+            Err(_) => Ok(()),
+        },
+        ended = &mut back => match ended {
+            Ok(()) => tokio::time::timeout(REST, &mut there).await.map(drop),
+            Err(_) => Ok(()),
+        },
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, duplex};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn end_of_one_side_ends_the_other_in_time() {
+        let (mut near, inner_near) = duplex(64);
+        let (mut far, inner_far) = duplex(64);
+        let copying = tokio::spawn(relay(inner_near, inner_far));
+        near.write_all(b"ask").await.unwrap();
+        let mut read = [0; 3];
+        far.read_exact(&mut read).await.unwrap();
+        far.write_all(b"yes").await.unwrap();
+        near.read_exact(&mut read).await.unwrap();
+        assert_eq!(&read, b"yes");
+        near.shutdown().await.unwrap();
+        assert_eq!(far.read(&mut read).await.unwrap(), 0, "the end came through");
+        // The far end says nothing more, and does not close either.
+        tokio::time::timeout(REST * 2, copying).await.expect("it goes on for ever").unwrap();
+        assert_eq!(near.read(&mut read).await.unwrap(), 0);
+    }
+}

@@ -1,0 +1,80 @@
+//! Who calls, and what the grants allow. What is not allowed here is refused.
+
+use std::net::SocketAddr;
+
+use csi_proto::identity::{Identity, Role};
+use tonic::Request;
+use tonic::transport::server::TlsConnectInfo;
+
+use crate::cluster::Cluster;
+use crate::failure::{Result, ServerError};
+use crate::grants::May;
+
+/// What a connection brings, besides its certificate.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    pub address: SocketAddr,
+}
+
+impl Cluster {
+    /// Returns the identity of a caller, by its certificate.
+    pub fn caller<T>(&self, request: &Request<T>) -> Result<Identity> {
+        let info = request.extensions().get::<TlsConnectInfo<Peer>>();
+        self.identity(info).inspect_err(|error| {
+            let address = info.map(|info| info.get_ref().address);
+            tracing::debug!(?address, "a caller was refused: {error}");
+        })
+    }
+
+    fn identity(&self, info: Option<&TlsConnectInfo<Peer>>) -> Result<Identity> {
+        let certificates = info.and_then(TlsConnectInfo::peer_certs);
+        let certificate = certificates.as_ref().and_then(|certificates| certificates.first());
+        let certificate = certificate.ok_or_else(|| ServerError::denied("the caller has no certificate"))?;
+        let read = webpki::EndEntityCert::try_from(certificate);
+        let read = read.map_err(|_| ServerError::denied("the caller's certificate cannot be read"))?;
+        let identity = Identity::of(read.valid_uri_names());
+        let identity = identity.ok_or_else(|| {
+            ServerError::denied("the caller's certificate has not exactly one name csid://CLUSTER/ROLE/NAME")
+        })?;
+        match identity.cluster == self.config.cluster {
+            true => Ok(identity),
+            false => Err(ServerError::denied(format!(
+                "the caller is of the cluster {}, and this is {}",
+                identity.cluster, self.config.cluster
+            ))),
+        }
+    }
+
+    /// Refuses what no grant allows.
+    pub fn require(&self, caller: &Identity, namespace: &str, may: May) -> Result<()> {
+        match self.config.grants.allow(caller, namespace, may) {
+            true => Ok(()),
+            false => Err(ServerError::denied(format!(
+                "{caller} has no grant for {} in namespace {namespace}",
+                may.word()
+            ))),
+        }
+    }
+
+    /// Refuses a caller that may not see the names and states of a namespace.
+    pub fn require_sight(&self, caller: &Identity, namespace: &str) -> Result<()> {
+        match self.sees(caller, namespace) {
+            true => Ok(()),
+            false => self.require(caller, namespace, May::Read),
+        }
+    }
+
+    /// Returns whether a caller may see the names and states of a namespace. A node sees those that it may mount.
+    pub fn sees(&self, caller: &Identity, namespace: &str) -> bool {
+        let allows = |may| self.config.grants.allow(caller, namespace, may);
+        allows(May::Read) || allows(May::Mount)
+    }
+
+    /// Refuses a caller that is no node.
+    pub fn require_node(&self, caller: &Identity) -> Result<()> {
+        match caller.role {
+            Role::Node => Ok(()),
+            Role::Operator | Role::Server => Err(ServerError::denied(format!("{caller} is not a node"))),
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! What all calls share: the configuration, the registry, this server's presence, and the rows that writes compare.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use csid::store::registry::Registry;
+use csid::{Error, Kind};
+use csid_etcd::{EtcdRegistry, Expected, Guard, RowKey, RowStore};
+
+use crate::config::Config;
+use crate::failure::{Result, ServerError};
+use crate::presence::Presence;
+use crate::rows::{self, MetaRow, Mode, NodeRow, Read, SCHEMA};
+
+pub struct Cluster {
+    pub config: Config,
+    pub registry: EtcdRegistry,
+    pub rows: RowStore,
+    pub presence: Presence,
+    known: Mutex<Known>,
+}
+
+/// Rows as they were read last. etcd compares them with each write, so an old one costs a second try.
+#[derive(Default)]
+struct Known {
+    meta: Option<Read<MetaRow>>,
+    nodes: HashMap<String, Read<NodeRow>>,
+}
+
+impl Cluster {
+    pub fn new(config: Config, registry: EtcdRegistry, presence: Presence) -> Self {
+        let rows = registry.rows();
+        Cluster { config, registry, rows, presence, known: Mutex::default() }
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the cluster's row, perhaps an old one.
+    pub async fn meta(&self) -> Result<Read<MetaRow>> {
+        if let Some(meta) = self.known().meta.clone() {
+            return Ok(meta);
+        }
+        let row = self.rows.read(&RowKey::Meta).await?;
+        let row = row.ok_or_else(|| ServerError::Unavailable("etcd has no cluster".into()))?;
+        let meta: Read<MetaRow> = rows::read(&RowKey::Meta, &row)?;
+        check(&meta.value, &self.config.cluster)?;
+        self.known().meta = Some(meta.clone());
+        Ok(meta)
+    }
+
+    /// Returns the cluster's row, or an error unless claims are granted.
+    pub async fn normal(&self) -> Result<Read<MetaRow>> {
+        let meta = self.meta().await?;
+        match meta.value.mode {
+            Mode::Normal => Ok(meta),
+            Mode::Recovering => {
+                self.known().meta = None;
+                Err(ServerError::Unavailable("the cluster recovers from a backup".into()))
+            }
+        }
+    }
+
+    /// Returns a node's row, perhaps an old one. `None`: the node has never joined.
+    pub async fn node(&self, node: &str) -> Result<Option<Read<NodeRow>>> {
+        if let Some(row) = self.known().nodes.get(node).cloned() {
+            return Ok(Some(row));
+        }
+        self.node_now(node).await
+    }
+
+    /// Reads a node's row.
+    pub async fn node_now(&self, node: &str) -> Result<Option<Read<NodeRow>>> {
+        let key = RowKey::Node(node.to_owned());
+        match self.rows.read(&key).await? {
+            Some(row) => {
+                let row: Read<NodeRow> = rows::read(&key, &row)?;
+                self.known().nodes.insert(node.to_owned(), row.clone());
+                Ok(Some(row))
+            }
+            None => {
+                self.known().nodes.remove(node);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Waits for a change of etcd after `index`. `None`: none will come.
+    pub async fn registry_changed(&self, index: u64) -> Option<u64> {
+        self.registry.changed(index).await.ok()
+    }
+
+    /// Forgets a row that a guard has found changed.
+    pub fn forget(&self, key: &RowKey) {
+        match key {
+            RowKey::Meta => self.known().meta = None,
+            RowKey::Node(node) => drop(self.known().nodes.remove(node)),
+            RowKey::Server(_) | RowKey::Session { .. } => {}
+        }
+    }
+}
+
+/// Returns the guard of the cluster's row.
+pub fn meta_guard(meta: &Read<MetaRow>) -> Guard {
+    Guard { key: RowKey::Meta, is: Expected::Revision(meta.revision) }
+}
+
+/// Returns the guard of a node's row. What is granted after a fence is refused by it.
+pub fn node_guard(node: &str, row: &Read<NodeRow>) -> Guard {
+    Guard { key: RowKey::Node(node.to_owned()), is: Expected::Revision(row.revision) }
+}
+
+/// Refuses another cluster's row, and one of a later version.
+pub fn check(meta: &MetaRow, cluster: &str) -> Result<()> {
+    if meta.cluster != cluster {
+        let text = format!("etcd has the cluster {:?}, and csid-server.toml names {cluster:?}", meta.cluster);
+        return Err(Error::new(Kind::InvalidArgument, text).into());
+    }
+    if meta.schema > SCHEMA {
+        let text = format!("etcd has values of version {}, and this server knows {SCHEMA}", meta.schema);
+        return Err(Error::new(Kind::NotSupported, text).into());
+    }
+    Ok(())
+}

@@ -1,0 +1,168 @@
+//! csid-server.toml, and the files of keys that systemd hands over.
+
+use std::io::Read;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use csi_proto::identity::is_member_name;
+use csid_etcd::EtcdTls;
+use serde::Deserialize;
+
+use crate::grants::{Grant, Grants};
+
+/// The limit of each file, in bytes.
+const FILE: u64 = 1024 * 1024;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct File {
+    cluster: String,
+    listen: SocketAddr,
+    address: String,
+    #[serde(default = "max_claims")]
+    max_claims: usize,
+    #[serde(default = "max_sessions")]
+    max_sessions: usize,
+    etcd: EtcdSection,
+    #[serde(default, rename = "grant")]
+    grants: Vec<Grant>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct EtcdSection {
+    endpoints: Vec<String>,
+    #[serde(default = "prefix")]
+    prefix: String,
+}
+
+fn max_claims() -> usize {
+    1000
+}
+
+fn max_sessions() -> usize {
+    5000
+}
+
+fn prefix() -> String {
+    "/csid/".to_owned()
+}
+
+/// The configuration of a server.
+#[derive(Debug)]
+pub struct Config {
+    pub cluster: String,
+    pub listen: SocketAddr,
+    /// HOST:PORT at which nodes reach this server.
+    pub address: String,
+    /// The limit of claims of one node.
+    pub max_claims: usize,
+    pub max_sessions: usize,
+    pub endpoints: Vec<String>,
+    /// Begins and ends with a slash.
+    pub prefix: String,
+    pub grants: Grants,
+}
+
+impl Config {
+    pub fn read(path: &Path) -> Result<Config> {
+        let text = String::from_utf8(bytes(path)?);
+        let text = text.with_context(|| format!("{} is not UTF-8", path.display()))?;
+        Config::parse(&text).with_context(|| path.display().to_string())
+    }
+
+    fn parse(text: &str) -> Result<Config> {
+        let File { cluster, listen, address, max_claims, max_sessions, etcd, grants } = toml::from_str(text)?;
+        ensure!(is_member_name(&cluster), "cluster is not a DNS name of at most 63 bytes: {cluster:?}");
+        let port = address.rsplit_once(':').filter(|(host, _)| !host.is_empty());
+        let port = port.and_then(|(_, port)| port.parse::<u16>().ok()).filter(|port| *port != 0);
+        ensure!(port.is_some() && address.len() <= 260, "address is not HOST:PORT: {address:?}");
+        ensure!(!etcd.endpoints.is_empty(), "etcd.endpoints is empty");
+        ensure!(max_claims > 0, "max-claims is 0");
+        ensure!(max_sessions > 0, "max-sessions is 0");
+        let EtcdSection { endpoints, prefix } = etcd;
+        ensure!(
+            prefix.starts_with('/') && prefix.ends_with('/'),
+            "etcd.prefix does not begin and end with a slash: {prefix:?}"
+        );
+        let grants = Grants::new(grants)?;
+        Ok(Config { cluster, listen, address, max_claims, max_sessions, endpoints, prefix, grants })
+    }
+}
+
+/// The keys and certificates of a server, as PEM.
+pub struct Keys {
+    /// The cluster's authority.
+    pub ca: Vec<u8>,
+    pub certificate: Vec<u8>,
+    pub key: Vec<u8>,
+    /// `None`: etcd is reached without TLS.
+    pub etcd: Option<EtcdTls>,
+}
+
+impl Keys {
+    /// Reads the files of a directory: ca.pem, server.pem, server.key, and those of etcd if an endpoint needs them.
+    pub fn read(directory: &Path, endpoints: &[String]) -> Result<Keys> {
+        let file = |name: &str| bytes(&directory.join(name));
+        let needs_tls = endpoints.iter().any(|endpoint| endpoint.starts_with("https://"));
+        let etcd = match needs_tls {
+            true => Some(EtcdTls {
+                ca: file("etcd-ca.pem")?,
+                certificate: file("etcd.pem")?,
+                key: file("etcd.key")?,
+            }),
+            false => None,
+        };
+        Ok(Keys { ca: file("ca.pem")?, certificate: file("server.pem")?, key: file("server.key")?, etcd })
+    }
+}
+
+/// Returns the directory with the files of keys.
+pub fn credentials(given: Option<PathBuf>) -> Result<PathBuf> {
+    match given.or_else(|| std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from)) {
+        Some(directory) => Ok(directory),
+        None => bail!("CREDENTIALS_DIRECTORY is not set, so there are no keys"),
+    }
+}
+
+fn bytes(path: &Path) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let file = std::fs::File::open(path).with_context(|| path.display().to_string())?;
+    file.take(FILE + 1).read_to_end(&mut bytes).with_context(|| path.display().to_string())?;
+    ensure!(bytes.len() as u64 <= FILE, "{} is larger than {FILE} bytes", path.display());
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEAST: &str = "cluster = \"prod\"\nlisten = \"[::]:7443\"\naddress = \"s1.example:7443\"\n\
+                         [etcd]\nendpoints = [\"https://10.0.0.1:2379\"]\n";
+
+    #[test]
+    fn least_file_has_defaults_and_no_grant() {
+        let config = Config::parse(LEAST).unwrap();
+        assert_eq!((config.max_claims, config.max_sessions, config.prefix.as_str()), (1000, 5000, "/csid/"));
+        let root = csi_proto::identity::Identity::of(["csid://prod/operator/root"]).unwrap();
+        assert!(!config.grants.allow(&root, "default", crate::grants::May::Read));
+    }
+
+    #[test]
+    fn unknown_key_or_bad_value_is_refused() {
+        for (from, to) in [
+            ("cluster =", "metrics = \"127.0.0.1:9811\"\ncluster ="),
+            ("\"prod\"", "\"Prod\""),
+            ("s1.example:7443", "s1.example"),
+            ("s1.example:7443", ":7443"),
+            ("[\"https://10.0.0.1:2379\"]", "[]"),
+            ("[etcd]\n", "[etcd]\nprefix = \"csid\"\n"),
+            ("[etcd]\n", "[etcd]\npassword = \"x\"\n"),
+        ] {
+            let text = LEAST.replacen(from, to, 1);
+            assert_ne!(text, LEAST);
+            assert!(Config::parse(&text).is_err(), "{text}");
+        }
+    }
+}

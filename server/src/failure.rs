@@ -1,0 +1,122 @@
+//! Errors as callers get them: a status of gRPC, with a Failure in the trailer `csid-failure-bin`.
+
+use csi_proto::cluster::v1::Failure;
+use csid::error::{cut, shortened};
+use csid::{Error, Kind};
+use csid_etcd::EtcdError;
+use prost::Message;
+use tonic::metadata::{MetadataMap, MetadataValue};
+use tonic::{Code, Status};
+
+use crate::rows::RowError;
+
+pub const TRAILER: &str = "csid-failure-bin";
+/// Trailers have a limit of their own, so few holders are named.
+const HOLDERS: usize = 16;
+const MESSAGE: usize = 2048;
+
+/// Why a server did not do what it was asked for.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    #[error(transparent)]
+    Refused(#[from] Error),
+    /// This server cannot follow etcd, or is about to stop.
+    #[error("{0}")]
+    Unavailable(String),
+    #[error(transparent)]
+    Etcd(#[from] EtcdError),
+    #[error(transparent)]
+    Row(#[from] RowError),
+}
+
+pub type Result<T, E = ServerError> = std::result::Result<T, E>;
+
+impl ServerError {
+    pub fn denied(text: impl Into<String>) -> Self {
+        Error::new(Kind::NotAuthorized, text).into()
+    }
+}
+
+impl From<csid::store::registry::RegistryError> for ServerError {
+    fn from(error: csid::store::registry::RegistryError) -> Self {
+        use csid::store::registry::RegistryError;
+        match error {
+            RegistryError::Unreachable(source)
+            | RegistryError::Full(source)
+            | RegistryError::Ended(source) => ServerError::Unavailable(source.to_string()),
+            error => ServerError::Refused(error.into()),
+        }
+    }
+}
+
+impl From<ServerError> for Status {
+    fn from(error: ServerError) -> Self {
+        let (code, failure) = match error {
+            ServerError::Refused(error) => refused(error),
+            ServerError::Unavailable(message) => unavailable(message),
+            ServerError::Etcd(
+                error @ (EtcdError::Unreachable { .. }
+                | EtcdError::Open { .. }
+                | EtcdError::Full
+                | EtcdError::Ended),
+            ) => unavailable(error.to_string()),
+            error @ (ServerError::Etcd(_) | ServerError::Row(_)) => {
+                refused(Error::internal(error.to_string()))
+            }
+        };
+        let message = failure.message.clone();
+        let mut metadata = MetadataMap::new();
+        metadata.insert_bin(TRAILER, MetadataValue::from_bytes(&failure.encode_to_vec()));
+        Status::with_metadata(code, message, metadata)
+    }
+}
+
+fn unavailable(message: String) -> (Code, Failure) {
+    let failure = Failure { kind: "Unavailable".into(), message, retryable: true, ..Failure::default() };
+    (Code::Unavailable, failure)
+}
+
+fn refused(error: Error) -> (Code, Failure) {
+    let code = match error.kind {
+        Kind::InvalidArgument => Code::InvalidArgument,
+        Kind::NotFound => Code::NotFound,
+        Kind::AlreadyExists => Code::AlreadyExists,
+        Kind::ClaimConflict | Kind::SecretRequired => Code::FailedPrecondition,
+        Kind::Busy | Kind::Uncertain => Code::Aborted,
+        Kind::PluginUnavailable | Kind::PluginShutdown | Kind::ShuttingDown => Code::Unavailable,
+        Kind::NotSupported => Code::Unimplemented,
+        Kind::NotAuthorized => Code::PermissionDenied,
+        Kind::Cancelled => Code::Cancelled,
+        Kind::TimedOut => Code::DeadlineExceeded,
+        Kind::RateLimited => Code::ResourceExhausted,
+        Kind::StateCorrupt => Code::DataLoss,
+        Kind::PluginError | Kind::Internal => Code::Internal,
+    };
+    let holders = error.details.holders.iter().take(HOLDERS);
+    let failure = Failure {
+        kind: error.kind.name().to_owned(),
+        message: cut(&error.message, MESSAGE).into_owned(),
+        retryable: error.details.retryable,
+        holders: holders.map(|holder| shortened(holder).into_owned()).collect(),
+        step: error.details.step.map(|step| step.name().to_owned()).unwrap_or_default(),
+    };
+    (code, failure)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trailer_of_a_huge_error_is_small() {
+        let error = Error::new(Kind::ClaimConflict, "x".repeat(1_000_000)).with(|details| {
+            details.holders = (0..10_000).map(|n| format!("n{n}/{}", "c".repeat(128))).collect()
+        });
+        let status = Status::from(ServerError::from(error));
+        assert_eq!((status.code(), status.message().len()), (Code::FailedPrecondition, MESSAGE));
+        let trailer = status.metadata().get_bin(TRAILER).unwrap().to_bytes().unwrap();
+        let failure = Failure::decode(trailer).unwrap();
+        assert_eq!((failure.kind.as_str(), failure.retryable), ("ClaimConflict", true));
+        assert_eq!((failure.holders.len(), failure.holders[0].starts_with("n0/ccc")), (HOLDERS, true));
+    }
+}

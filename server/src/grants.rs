@@ -1,0 +1,184 @@
+//! What identities may do. What no grant allows is refused.
+
+use anyhow::{Result, ensure};
+use csi_proto::identity::{Identity, Role};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+const GRANTS: usize = 1000;
+const ENTRIES: usize = 100;
+
+/// A `[[grant]]` of the configuration.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Grant {
+    /// ROLE/NAME. A last `*` stands for any rest of the name.
+    pub who: String,
+    /// `*` is every namespace.
+    pub namespaces: Vec<String>,
+    pub may: Vec<String>,
+}
+
+/// A word of `may`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum May {
+    /// A node has sessions.
+    Join,
+    /// A node claims volumes for itself.
+    Mount,
+    Read,
+    Register,
+    ClaimFor,
+    ReleaseOthers,
+    Fence,
+}
+
+impl May {
+    pub fn word(self) -> &'static str {
+        match self {
+            May::Join => "join",
+            May::Mount => "mount",
+            May::Read => "read",
+            May::Register => "register",
+            May::ClaimFor => "claim-for",
+            May::ReleaseOthers => "release-others",
+            May::Fence => "fence",
+        }
+    }
+}
+
+/// Words that a later server takes. A configuration may have them already; they allow nothing yet.
+const LATER: [&str; 8] = ["create", "delete", "expand", "snapshot", "attach", "drain", "admit", "cluster"];
+
+/// The grants of a server.
+#[derive(Clone, Debug, Default)]
+pub struct Grants(Vec<Grant>);
+
+impl Grants {
+    pub fn new(grants: Vec<Grant>) -> Result<Grants> {
+        ensure!(grants.len() <= GRANTS, "{} grants are more than {GRANTS}", grants.len());
+        for Grant { who, namespaces, may } in &grants {
+            let name = who.strip_prefix("node/").or_else(|| who.strip_prefix("operator/"));
+            let name = name.map(|name| name.strip_suffix('*').unwrap_or(name));
+            let is_named = name.is_some_and(|name| {
+                name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.".contains(&b))
+            });
+            ensure!(
+                is_named && !who.ends_with('/'),
+                "grant: who is neither node/NAME nor operator/NAME: {who:?}"
+            );
+            ensure!(
+                !namespaces.is_empty() && namespaces.len() <= ENTRIES,
+                "grant of {who}: namespaces has no entry, or more than {ENTRIES}"
+            );
+            let is_bad = |name: &String| name.is_empty() || (name.contains('*') && name != "*");
+            let bad = namespaces.iter().find(|name| is_bad(name));
+            ensure!(bad.is_none(), "grant of {who}: namespaces is neither names nor \"*\": {bad:?}");
+            ensure!(
+                !may.is_empty() && may.len() <= ENTRIES,
+                "grant of {who}: may has no entry, or more than {ENTRIES}"
+            );
+            let unknown = may.iter().find(|word| !is_word(word));
+            ensure!(unknown.is_none(), "grant of {who}: may has an unknown word: {unknown:?}");
+        }
+        Ok(Grants(grants))
+    }
+
+    /// Returns whether the identity may do this in a namespace.
+    pub fn allow(&self, identity: &Identity, namespace: &str, may: May) -> bool {
+        self.matching(identity, may)
+            .any(|grant| grant.namespaces.iter().any(|name| name == "*" || name == namespace))
+    }
+
+    /// Returns whether the identity may do this in some namespace.
+    pub fn allow_anywhere(&self, identity: &Identity, may: May) -> bool {
+        self.matching(identity, may).next().is_some()
+    }
+
+    fn matching<'a>(&'a self, identity: &'a Identity, may: May) -> impl Iterator<Item = &'a Grant> {
+        let of_role = match may {
+            May::Join | May::Mount => identity.role == Role::Node,
+            _ => identity.role != Role::Server,
+        };
+        let who = identity.to_string();
+        self.0.iter().filter(move |grant| {
+            let is_who = match grant.who.strip_suffix('*') {
+                Some(prefix) => who.starts_with(prefix),
+                None => grant.who == who,
+            };
+            of_role && is_who && grant.may.iter().any(|word| word == may.word())
+        })
+    }
+
+    /// Returns a digest, which is the same for the same grants.
+    pub fn digest(&self) -> String {
+        let text = serde_json::to_vec(&self.0).unwrap_or_default();
+        Sha256::digest(text)[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
+fn is_word(word: &str) -> bool {
+    let known =
+        [May::Join, May::Mount, May::Read, May::Register, May::ClaimFor, May::ReleaseOthers, May::Fence];
+    known.iter().any(|may| may.word() == word)
+        || LATER.contains(&word)
+        || word.strip_prefix("controller:").is_some_and(|plugin| !plugin.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn identity(role: Role, name: &str) -> Identity {
+        Identity { cluster: "prod".into(), role, name: name.into() }
+    }
+
+    fn grant(who: &str, namespaces: &[&str], may: &[&str]) -> Grant {
+        let owned = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
+        Grant { who: who.into(), namespaces: owned(namespaces), may: owned(may) }
+    }
+
+    #[test]
+    fn only_what_a_grant_names_is_allowed() {
+        let grants = Grants::new(vec![
+            grant("node/ctl-*", &["*"], &["mount", "join"]),
+            grant("operator/a", &["prod"], &["read", "register"]),
+        ])
+        .unwrap();
+        let node = identity(Role::Node, "ctl-1");
+        assert!(grants.allow(&node, "prod", May::Mount) && grants.allow_anywhere(&node, May::Join));
+        assert!(!grants.allow(&node, "prod", May::Read));
+        assert!(!grants.allow(&identity(Role::Node, "db-1"), "prod", May::Mount));
+        let operator = identity(Role::Operator, "a");
+        assert!(grants.allow(&operator, "prod", May::Register));
+        assert!(!grants.allow(&operator, "test", May::Register));
+        assert!(!grants.allow(&operator, "prod", May::ReleaseOthers));
+        assert!(!grants.allow(&identity(Role::Operator, "ab"), "prod", May::Read), "a name is no prefix");
+        assert!(!grants.allow(&identity(Role::Node, "a"), "prod", May::Read), "a role is part of the name");
+    }
+
+    #[test]
+    fn no_grant_is_of_a_server_or_gives_mount_to_an_operator() {
+        assert!(Grants::new(vec![grant("server/*", &["*"], &["read"])]).is_err());
+        let grants = Grants::new(vec![grant("operator/*", &["*"], &["mount", "join"])]).unwrap();
+        let operator = identity(Role::Operator, "a");
+        assert!(!grants.allow(&operator, "x", May::Mount) && !grants.allow_anywhere(&operator, May::Join));
+    }
+
+    #[test]
+    fn grant_with_a_wrong_word_is_refused() {
+        for wrong in [
+            grant("*", &["*"], &["read"]),
+            grant("node/", &["*"], &["join"]),
+            grant("node/A", &["*"], &["join"]),
+            grant("node/*a", &["*"], &["join"]),
+            grant("node/a", &[], &["join"]),
+            grant("node/a", &["pro*"], &["join"]),
+            grant("node/a", &["*"], &[]),
+            grant("node/a", &["*"], &["everything"]),
+            grant("node/a", &["*"], &["controller:"]),
+        ] {
+            assert!(Grants::new(vec![wrong.clone()]).is_err(), "{wrong:?}");
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! A node joins: what its Hello says is compared with its row, and the row and the session are written together.
+
+use csi_proto::cluster::v1::Attaches;
+use csi_proto::cluster::v1::{Hello, Plugins, Refused, Welcome};
+use csi_proto::identity::Identity;
+use csid::error::shortened;
+use csid::volume::rules::check_name;
+use csid::{Error, Kind};
+use csid_etcd::{Expected, Guard, RowKey, Rows, Write, Written};
+
+use crate::cluster::{Cluster, meta_guard, node_guard};
+use crate::failure::Result;
+use crate::presence::Here;
+use crate::rows::{self, Mode, NodePlugin, NodeRow, NodeState, Read, ServerRow, SessionRow};
+use crate::time::now_usec;
+
+/// The protocol of sessions.
+const PROTOCOL: u32 = 1;
+/// Rows that a join reads at most: sessions of one node, and servers.
+const MOST: i64 = 100;
+const PLUGINS: usize = 64;
+/// Tries of a change that others are faster with.
+const TRIES: usize = 16;
+
+/// A session that a server has written.
+pub struct Joining {
+    pub here: Here,
+    /// The revision of the session's row.
+    revision: u64,
+}
+
+/// The answer to a Hello.
+pub enum Joined {
+    Welcome(Box<Welcome>, Joining),
+    Refused(Refused),
+}
+
+fn refused(reason: &str, message: String) -> Joined {
+    Joined::Refused(Refused { reason: reason.to_owned(), message })
+}
+
+impl Cluster {
+    /// Joins a node, whose certificate says who it is.
+    pub async fn join(&self, node: &Identity, hello: &Hello) -> Result<Joined> {
+        for (what, text) in [
+            ("journal-id", &hello.journal_id),
+            ("machine-id", &hello.machine_id),
+            ("boot", &hello.boot),
+            ("version", &hello.version),
+        ] {
+            check_name(what, text)?;
+        }
+        if hello.cluster != self.config.cluster {
+            let text =
+                format!("this is the cluster {}, not {}", self.config.cluster, shortened(&hello.cluster));
+            return Ok(refused("wrong-cluster", text));
+        }
+        if hello.protocol_max < PROTOCOL || hello.protocol_min > hello.protocol_max {
+            return Ok(refused("too-old", format!("this server speaks protocol {PROTOCOL}")));
+        }
+        if hello.protocol_min > PROTOCOL {
+            return Ok(refused("too-new", format!("this server speaks protocol {PROTOCOL}")));
+        }
+        for _ in 0..TRIES {
+            if let Some(joined) = self.try_join(&node.name, hello).await? {
+                return Ok(joined);
+            }
+        }
+        Err(Error::new(Kind::Busy, format!("the row of node {} changes too often", node.name)).into())
+    }
+
+    /// Returns `None` if a row has changed since it was read.
+    async fn try_join(&self, node: &str, hello: &Hello) -> Result<Option<Joined>> {
+        let here = self.presence.here()?;
+        let meta = self.meta().await?;
+        if hello.generation > meta.value.generation {
+            // An older cache of the row, or an etcd that was restored without csid-server's knowledge.
+            self.forget(&RowKey::Meta);
+            let now = self.meta().await?.value.generation;
+            if hello.generation > now {
+                let text =
+                    format!("node {node} has seen generation {}, and etcd has {now}", hello.generation);
+                return Err(Error::new(Kind::StateCorrupt, text).into());
+            }
+            return Ok(None);
+        }
+        // The row comes before the sessions: each join writes it, so a join between the two reads is noticed.
+        let present = self.node_now(node).await?;
+        let guard = match &present {
+            Some(row) => node_guard(node, row),
+            None => Guard { key: RowKey::Node(node.to_owned()), is: Expected::Absent },
+        };
+        let row = match present {
+            Some(Read { value, .. }) => value,
+            None => NodeRow {
+                journal_id: hello.journal_id.clone(),
+                machine_id: hello.machine_id.clone(),
+                boot: hello.boot.clone(),
+                state: NodeState::Ready,
+                plugins: Default::default(),
+                rest: Default::default(),
+            },
+        };
+        let is_other_boot = row.boot != hello.boot;
+        match row.state {
+            NodeState::Ready | NodeState::Draining => {}
+            NodeState::Fenced => return Ok(Some(refused("fenced", format!("node {node} is fenced")))),
+            NodeState::Blocked => return Ok(Some(refused("blocked", format!("node {node} is blocked")))),
+        }
+        let is_same = (&row.journal_id, &row.machine_id) == (&hello.journal_id, &hello.machine_id);
+        if !is_same {
+            let text = format!("the node that is known as {node} has another journal or machine id");
+            return Ok(Some(refused("another-machine", text)));
+        }
+        if is_other_boot {
+            let sessions = self.rows.list(&Rows::Sessions { node: node.to_owned() }, MOST).await?;
+            if !sessions.is_empty() {
+                let text = format!("node {node} has a session of another boot");
+                return Ok(Some(refused("twice", text)));
+            }
+        }
+        let row = NodeRow { boot: hello.boot.clone(), ..row };
+        let session = SessionRow { since_usec: now_usec(), boot: hello.boot.clone() };
+        let (of_node, of_session) = (
+            RowKey::Node(node.to_owned()),
+            RowKey::Session { node: node.to_owned(), server: here.id.clone() },
+        );
+        let writes = vec![
+            Write { value: Some(rows::write(&of_node, &row)?), key: of_node, lease: 0 },
+            Write { value: Some(rows::write(&of_session, &session)?), key: of_session, lease: here.lease },
+        ];
+        let revision = match self.rows.write(&[guard, meta_guard(&meta), here.guard()], writes).await? {
+            Written::Done { revision } => revision,
+            Written::Refused(key) => {
+                self.forget(&key);
+                return Ok(None);
+            }
+            Written::Unknown => return Ok(None),
+        };
+        self.node_now(node).await?;
+        let welcome = Welcome {
+            generation: meta.value.generation,
+            mode: match meta.value.mode {
+                Mode::Normal => "normal".to_owned(),
+                Mode::Recovering => "recovering".to_owned(),
+            },
+            servers: self.servers().await?,
+            protocol: PROTOCOL,
+            server: here.id.clone(),
+        };
+        Ok(Some(Joined::Welcome(Box::new(welcome), Joining { here, revision })))
+    }
+
+    /// Returns the addresses of the servers that run.
+    async fn servers(&self) -> Result<Vec<String>> {
+        let mut addresses = Vec::new();
+        for (key, row) in self.rows.list(&Rows::Servers, MOST).await? {
+            addresses.push(rows::read::<ServerRow>(&key, &row)?.value.address);
+        }
+        addresses.sort();
+        addresses.dedup();
+        Ok(addresses)
+    }
+
+    /// Removes the row of a session that has ended. A newer session's row stays.
+    pub async fn part(&self, node: &str, joining: &Joining) -> Result<()> {
+        let key = RowKey::Session { node: node.to_owned(), server: joining.here.id.clone() };
+        let guard = Guard { key: key.clone(), is: Expected::Revision(joining.revision) };
+        let write = Write { key, value: None, lease: 0 };
+        self.rows.write(&[guard], vec![write]).await?;
+        Ok(())
+    }
+
+    /// Keeps what a node reports of its plugins.
+    pub async fn report(&self, node: &str, boot: &str, report: Plugins) -> Result<()> {
+        if report.plugins.len() > PLUGINS {
+            let text =
+                format!("node {node} reports {} plugins, and the limit is {PLUGINS}", report.plugins.len());
+            return Err(Error::invalid(text).into());
+        }
+        for plugin in &report.plugins {
+            check_name("plugin", &plugin.plugin)?;
+        }
+        for _ in 0..TRIES {
+            let here = self.presence.here()?;
+            let Some(present) = self.node_now(node).await? else { break };
+            if present.value.boot != boot {
+                break;
+            }
+            let mut row = present.value.clone();
+            row.plugins = report
+                .plugins
+                .iter()
+                .map(|of| {
+                    let known = row.plugins.get(&of.plugin).cloned().unwrap_or_default();
+                    let attaches = match of.attaches() {
+                        Attaches::Unknown => None,
+                        Attaches::Yes => Some(true),
+                        Attaches::No => Some(false),
+                    };
+                    (of.plugin.clone(), NodePlugin { attaches, ..known })
+                })
+                .collect();
+            if row.plugins == present.value.plugins {
+                return Ok(());
+            }
+            let key = RowKey::Node(node.to_owned());
+            let write = Write { value: Some(rows::write(&key, &row)?), key, lease: 0 };
+            match self.rows.write(&[node_guard(node, &present), here.guard()], vec![write]).await? {
+                Written::Done { .. } => {
+                    self.node_now(node).await?;
+                    return Ok(());
+                }
+                Written::Refused(_) | Written::Unknown => {}
+            }
+        }
+        Err(Error::new(Kind::Busy, format!("the row of node {node} has changed")).into())
+    }
+}

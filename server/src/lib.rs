@@ -1,0 +1,31 @@
+//! A server of a cluster: nodes and operators ask it for claims of volumes, and etcd keeps them.
+//!
+//! `service` takes calls, `access` says who calls and what the grants allow. `claims` and `volumes` change records by csid's rules
+//! (`csid::volume::rules`). `join` and `sessions` know the nodes that are there. `presence` is this server in etcd. `cluster` has what they
+//! share. Decision 0007 says what is built.
+//!
+//! State: in memory the cache of etcd's volumes, rows that were read, and sessions. Always true:
+//! - A write compares the cluster's row and this server's. What grants compares the node's row, too. So nothing is granted by a
+//!   server whose lease is gone, or to a node that was fenced.
+//! - No grant, no call. A node is believed about its own claims alone.
+//! - Without etcd for 10 s this server serves nothing, and ends its sessions.
+
+mod access;
+mod claims;
+mod cluster;
+mod config;
+mod failure;
+mod grants;
+mod join;
+mod listen;
+mod presence;
+mod program;
+mod random;
+mod rows;
+mod service;
+mod sessions;
+mod time;
+mod view;
+mod volumes;
+
+pub use program::main;

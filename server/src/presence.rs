@@ -1,0 +1,178 @@
+//! This server in etcd: its lease, its row, and the beat that shows that it still follows etcd.
+//!
+//! ```text
+//!   absent ── row written, own beat seen ──▶ present(ID) ── no beat seen for 10 s ──▶ absent ── a beat seen ──▶ present(ID)
+//!                                                       └── lease lost ──▶ absent, a new ID
+//! ```
+//!
+//! A lease says that a server is there. It never says what the server may do: each write compares the row.
+
+use std::time::Duration;
+
+use csid::error::cut;
+use csid_etcd::{EtcdError, EtcdRegistry, Expected, Guard, RowKey, RowStore, Write, Written};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::failure::{Result, ServerError};
+use crate::random;
+use crate::rows::{self, RowError, ServerRow};
+
+const LEASE: i64 = 10;
+const BEAT: Duration = Duration::from_secs(3);
+/// How long this server serves without having seen a beat of its own.
+const PATIENCE: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// This server as etcd has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Here {
+    /// Random, another one after each lost lease.
+    pub id: String,
+    pub lease: i64,
+    /// The revision at which the row was created.
+    created: u64,
+}
+
+impl Here {
+    /// Returns the guard of each write: a server whose row is gone writes nothing.
+    pub fn guard(&self) -> Guard {
+        Guard { key: RowKey::Server(self.id.clone()), is: Expected::Created(self.created) }
+    }
+}
+
+/// Whether this server follows etcd. Copies share it.
+#[derive(Clone)]
+pub struct Presence(watch::Sender<Option<Here>>);
+
+#[derive(Debug, thiserror::Error)]
+enum BeatError {
+    #[error(transparent)]
+    Etcd(#[from] EtcdError),
+    #[error(transparent)]
+    Row(#[from] RowError),
+    #[error("the lease has ended")]
+    Lost,
+    #[error("no beat has come for {} s", PATIENCE.as_secs())]
+    Late,
+}
+
+impl Presence {
+    pub fn new() -> Self {
+        Presence(watch::channel(None).0)
+    }
+
+    /// Returns this server's row, or an error while it does not follow etcd.
+    pub fn here(&self) -> Result<Here> {
+        self.0
+            .borrow()
+            .clone()
+            .ok_or_else(|| ServerError::Unavailable("this server does not follow etcd now".into()))
+    }
+
+    pub fn subscribe(&self) -> watch::Receiver<Option<Here>> {
+        self.0.subscribe()
+    }
+
+    /// Says that this server stops. Returns its row, if it has one.
+    pub fn leave(&self) -> Option<Here> {
+        self.0.send_replace(None)
+    }
+
+    /// Keeps the lease and the row until the task is aborted. `seen` is called after each beat that has come round.
+    pub async fn keep(&self, registry: &EtcdRegistry, row: ServerRow, seen: impl Fn()) {
+        loop {
+            match self.once(registry, &row, &seen).await {
+                BeatError::Lost => {
+                    tracing::warn!("the lease in etcd was lost; this server takes another name")
+                }
+                error => {
+                    tracing::warn!(error = %cut(&error.to_string(), 1024), "this server is not in etcd");
+                }
+            }
+            self.0.send_replace(None);
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    /// Keeps one lease until it is lost.
+    async fn once(&self, registry: &EtcdRegistry, row: &ServerRow, seen: &impl Fn()) -> BeatError {
+        let store = registry.rows();
+        let begun = tokio::time::timeout(PATIENCE, begin(&store, registry, row)).await;
+        let here = match begun {
+            Ok(Ok(here)) => here,
+            Ok(Err(error)) => return error,
+            Err(_) => return BeatError::Late,
+        };
+        tracing::info!(id = here.id, "this server is in etcd");
+        let mut last = Instant::now();
+        self.0.send_replace(Some(here.clone()));
+        seen();
+        let mut number = 0;
+        loop {
+            tokio::time::sleep(BEAT).await;
+            number += 1;
+            let beat = beat(&store, registry, &here, ServerRow { beat: number, ..row.clone() });
+            match tokio::time::timeout_at(last + PATIENCE, beat).await {
+                Ok(Ok(())) => {
+                    last = Instant::now();
+                    self.0.send_if_modified(|present| {
+                        let is_new = present.is_none();
+                        *present = Some(here.clone());
+                        is_new
+                    });
+                    seen();
+                }
+                Ok(Err(BeatError::Lost)) => return BeatError::Lost,
+                late => {
+                    let error = late.unwrap_or(Err(BeatError::Late)).err();
+                    tracing::warn!(error = error.map(|error| error.to_string()), "a beat has failed");
+                    if last.elapsed() >= PATIENCE {
+                        self.0.send_replace(None);
+                        // The next try has its own time.
+                        last = Instant::now();
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Takes a lease, writes the row, and waits until it comes with the watch.
+async fn begin(store: &RowStore, registry: &EtcdRegistry, row: &ServerRow) -> Result<Here, BeatError> {
+    let id = random::name();
+    let key = RowKey::Server(id.clone());
+    let lease = store.grant_lease(LEASE).await?;
+    let guard = Guard { key: key.clone(), is: Expected::Absent };
+    let write = Write { value: Some(rows::write(&key, row)?), key, lease };
+    match store.write(&[guard], vec![write]).await? {
+        Written::Done { revision } => {
+            registry.reached(revision).await?;
+            Ok(Here { id, lease, created: revision })
+        }
+        // The name is random, so another try with another name does no harm. The lease ends by itself.
+        Written::Refused(_) | Written::Unknown => Err(BeatError::Lost),
+    }
+}
+
+async fn beat(
+    store: &RowStore,
+    registry: &EtcdRegistry,
+    here: &Here,
+    row: ServerRow,
+) -> Result<(), BeatError> {
+    if !store.keep_lease(here.lease).await? {
+        return Err(BeatError::Lost);
+    }
+    let key = RowKey::Server(here.id.clone());
+    let write = Write { value: Some(rows::write(&key, &row)?), key: key.clone(), lease: here.lease };
+    let revision = match store.write(&[here.guard()], vec![write]).await? {
+        Written::Done { revision } => revision,
+        Written::Refused(_) => return Err(BeatError::Lost),
+        Written::Unknown => match store.read(&key).await? {
+            Some(row) => row.revision,
+            None => return Err(BeatError::Lost),
+        },
+    };
+    Ok(registry.reached(revision).await?)
+}

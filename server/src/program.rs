@@ -1,0 +1,262 @@
+//! The program: its commands, its start and its end.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::{Parser, Subcommand};
+use csi_proto::cluster::v1::cluster_server::ClusterServer;
+use csi_proto::identity::{Identity, Role};
+use csid_etcd::{EtcdConfig, EtcdRegistry, Expected, Guard, RowKey, Timing, Write, Written};
+use futures_util::FutureExt;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use sd_notify::NotifyState;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
+use tonic::transport::{Certificate, Server, ServerTlsConfig};
+use tracing_subscriber::EnvFilter;
+
+use crate::cluster::{Cluster, check};
+use crate::config::{Config, Keys, credentials};
+use crate::listen;
+use crate::presence::Presence;
+use crate::rows::{self, MetaRow, Mode, SCHEMA, ServerRow};
+use crate::service::Service;
+use crate::sessions::Sessions;
+
+/// Connections beyond those of sessions: calls of operators, and nodes that have not said Hello yet.
+const MORE_CONNECTIONS: usize = 1000;
+const HANDSHAKE: Duration = Duration::from_secs(10);
+const PING: Duration = Duration::from_secs(10);
+/// A call without an answer for so long is given up. The longest waits for a release.
+const CALL: Duration = Duration::from_secs(70);
+const CALLS_OF_CONNECTION: usize = 128;
+/// The limit of a message: a registration has at most 64 KiB in etcd.
+const MESSAGE: usize = 256 * 1024;
+const HEADERS: u32 = 16 * 1024;
+/// How long calls in flight have at the end.
+const LAST_CALLS: Duration = Duration::from_secs(10);
+/// The least time between two looks for claims whose release their nodes have to be asked for.
+const LOOK: Duration = Duration::from_millis(300);
+
+/// A server of a csid cluster
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    /// The configuration
+    #[arg(long, value_name = "FILE", default_value = "/etc/csid-server/csid-server.toml")]
+    config: PathBuf,
+    /// The directory with ca.pem, server.pem and server.key, and with etcd-ca.pem, etcd.pem and etcd.key
+    /// [default: CREDENTIALS_DIRECTORY of systemd]
+    #[arg(long, value_name = "DIR")]
+    credentials: Option<PathBuf>,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serve nodes and operators (this is the default)
+    Run,
+    /// Make the cluster's row in etcd, once for each cluster
+    Init,
+    /// Read the configuration and say what is wrong with it
+    CheckConfig,
+}
+
+pub fn main() -> ExitCode {
+    let filter = EnvFilter::try_from_env("CSID_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    log.with_ansi(false).without_time().init();
+    match begin(Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("csid-server: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[tokio::main]
+async fn begin(arguments: Arguments) -> Result<()> {
+    let config = Config::read(&arguments.config)?;
+    match arguments.command {
+        Some(Command::CheckConfig) => Ok(()),
+        Some(Command::Init) => init(&config, &keys(arguments.credentials, &config)?).await,
+        None | Some(Command::Run) => {
+            let keys = keys(arguments.credentials, &config)?;
+            run(config, keys).await
+        }
+    }
+}
+
+fn keys(directory: Option<PathBuf>, config: &Config) -> Result<Keys> {
+    let keys = Keys::read(&credentials(directory)?, &config.endpoints)?;
+    name_of(&keys, &config.cluster)?;
+    Ok(keys)
+}
+
+/// Returns the name in the server's certificate. It has to be a server's of this cluster.
+fn name_of(keys: &Keys, cluster: &str) -> Result<String> {
+    let certificate = CertificateDer::from_pem_slice(&keys.certificate).context("server.pem")?;
+    let read = webpki::EndEntityCert::try_from(&certificate).context("server.pem")?;
+    match Identity::of(read.valid_uri_names()) {
+        Some(Identity { cluster: of, role: Role::Server, name }) if of == cluster => Ok(name),
+        _ => bail!("server.pem has not exactly one URI name csid://{cluster}/server/NAME"),
+    }
+}
+
+fn registry(config: &Config, keys: &Keys) -> Result<EtcdRegistry> {
+    let etcd = EtcdConfig {
+        endpoints: config.endpoints.clone(),
+        tls: keys.etcd.clone(),
+        prefix: config.prefix.clone(),
+        timing: Timing::default(),
+    };
+    // Nodes have events. A server has a log.
+    Ok(EtcdRegistry::start(&etcd, Box::new(|_| std::future::ready(()).boxed()))?)
+}
+
+async fn init(config: &Config, keys: &Keys) -> Result<()> {
+    let rows = registry(config, keys)?.rows();
+    let meta = MetaRow {
+        cluster: config.cluster.clone(),
+        schema: SCHEMA,
+        generation: 1,
+        mode: Mode::Normal,
+        awaited: Vec::new(),
+        rest: Default::default(),
+    };
+    let guard = Guard { key: RowKey::Meta, is: Expected::Absent };
+    let write = Write { value: Some(rows::write(&RowKey::Meta, &meta)?), key: RowKey::Meta, lease: 0 };
+    let written = rows.write(&[guard], vec![write]).await?;
+    if let Written::Done { .. } = written {
+        println!("the cluster {} is there", config.cluster);
+        return Ok(());
+    }
+    match rows.read(&RowKey::Meta).await? {
+        Some(row) if written == Written::Unknown => {
+            let present = rows::read::<MetaRow>(&RowKey::Meta, &row)?.value;
+            Ok(check(&present, &config.cluster)?)
+        }
+        Some(row) => {
+            let MetaRow { cluster, generation, .. } = rows::read(&RowKey::Meta, &row)?.value;
+            bail!(
+                "etcd has the cluster {cluster} below {} already, in generation {generation}",
+                config.prefix
+            )
+        }
+        None => bail!("etcd gave no answer that decides whether the cluster is there; it is not yet"),
+    }
+}
+
+async fn run(config: Config, keys: Keys) -> Result<()> {
+    let mut stops = [signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?];
+    let row = ServerRow {
+        name: name_of(&keys, &config.cluster)?,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        schema_min: SCHEMA,
+        schema_max: SCHEMA,
+        address: config.address.clone(),
+        grants: config.grants.digest(),
+        beat: 0,
+        rest: Default::default(),
+    };
+    let (listen, most) = (config.listen, config.max_sessions + MORE_CONNECTIONS);
+    let tls = ServerTlsConfig::new()
+        .identity(tonic::transport::Identity::from_pem(&keys.certificate, &keys.key))
+        .client_ca_root(Certificate::from_pem(&keys.ca))
+        .timeout(HANDSHAKE);
+    let mut server = Server::builder()
+        .tls_config(tls)
+        .context("the certificate of this server")?
+        .timeout(CALL)
+        .concurrency_limit_per_connection(CALLS_OF_CONNECTION)
+        .max_concurrent_streams(CALLS_OF_CONNECTION as u32)
+        .http2_keepalive_interval(Some(PING))
+        .http2_keepalive_timeout(Some(PING))
+        .http2_max_header_list_size(HEADERS);
+
+    let registry = registry(&config, &keys)?;
+    drop(keys);
+    let cluster = Arc::new(Cluster::new(config, registry, Presence::new()));
+    cluster.meta().await.context("the cluster's row in etcd, which csid-server init makes")?;
+    let sessions = Arc::new(Sessions::default());
+    let listener = TcpListener::bind(listen).await.with_context(|| listen.to_string())?;
+
+    let present = tokio::spawn({
+        let cluster = cluster.clone();
+        async move { cluster.presence.keep(&cluster.registry, row, || notify(NotifyState::Watchdog)).await }
+    });
+    let asking = tokio::spawn(ask_for_releases(cluster.clone(), sessions.clone()));
+    let service = Service { cluster: cluster.clone(), sessions };
+    let calls = ClusterServer::new(service).max_decoding_message_size(MESSAGE);
+    let (stop, stopped) = oneshot::channel::<()>();
+    let serving = tokio::spawn(
+        server
+            .add_service(calls)
+            .serve_with_incoming_shutdown(listen::accept(listener, most), stopped.map(drop)),
+    );
+    let mut presence = cluster.presence.subscribe();
+    let [terminate, interrupt] = &mut stops;
+    let ready = async {
+        // The channel lives as long as `cluster`.
+        let _ = presence.wait_for(Option::is_some).await;
+        notify(NotifyState::Ready);
+        tracing::info!(%listen, "nodes and operators are served");
+        std::future::pending::<()>().await
+    };
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+        () = ready => {}
+    }
+    notify(NotifyState::Stopping);
+    tracing::info!("this server stops");
+    asking.abort();
+    present.abort();
+    // Sessions end with the presence, and nodes go to another server. New calls are refused.
+    let here = cluster.presence.leave();
+    drop(stop);
+    let ended = tokio::time::timeout(LAST_CALLS, serving).await;
+    if let Some(here) = here {
+        let revoked = tokio::time::timeout(LAST_CALLS, cluster.rows.revoke_lease(here.lease)).await;
+        if !matches!(revoked, Ok(Ok(()))) {
+            tracing::warn!("the lease in etcd was not ended; it ends by itself");
+        }
+    }
+    match ended {
+        Ok(served) => Ok(served.context("the task that serves")??),
+        Err(_) => {
+            tracing::warn!("calls were in flight for {} s more, and are given up", LAST_CALLS.as_secs());
+            Ok(())
+        }
+    }
+}
+
+/// Asks nodes for the releases that operators want, until the task is aborted.
+async fn ask_for_releases(cluster: Arc<Cluster>, sessions: Arc<Sessions>) {
+    loop {
+        match cluster.due_releases().await {
+            Ok((due, index)) => {
+                sessions.ask_for_releases(&due);
+                // A session that comes later wants them, too: a beat changes the index every few seconds.
+                if cluster.registry_changed(index).await.is_none() {
+                    return;
+                }
+            }
+            Err(error) => tracing::warn!(%error, "the claims to release cannot be listed"),
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+fn notify(state: NotifyState<'_>) {
+    if let Err(error) = sd_notify::notify(&[state]) {
+        tracing::warn!(%error, "systemd was not notified");
+    }
+}

@@ -1,0 +1,132 @@
+//! The values of the rows that a cluster has besides its volumes. A field that this version does not know is written back.
+
+use std::collections::BTreeMap;
+
+use csid_etcd::{Row, RowKey};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// The version of the values. A server that meets a later one does not serve.
+pub const SCHEMA: u32 = 1;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    Normal,
+    /// A backup was restored. Nothing is granted.
+    Recovering,
+}
+
+/// The row of the cluster.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct MetaRow {
+    pub cluster: String,
+    pub schema: u32,
+    pub generation: u64,
+    pub mode: Mode,
+    #[serde(default)]
+    pub awaited: Vec<String>,
+    #[serde(flatten)]
+    pub rest: Map<String, Value>,
+}
+
+/// The row of a server that runs. It is under the server's lease.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct ServerRow {
+    /// The name in the server's certificate.
+    pub name: String,
+    pub version: String,
+    pub schema_min: u32,
+    pub schema_max: u32,
+    pub address: String,
+    /// A digest of the grants.
+    pub grants: String,
+    pub beat: u64,
+    #[serde(flatten)]
+    pub rest: Map<String, Value>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NodeState {
+    Ready,
+    Draining,
+    Fenced,
+    Blocked,
+}
+
+/// The row of a node.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct NodeRow {
+    pub journal_id: String,
+    pub machine_id: String,
+    pub boot: String,
+    pub state: NodeState,
+    /// Plugins by name.
+    #[serde(default)]
+    pub plugins: BTreeMap<String, NodePlugin>,
+    #[serde(flatten)]
+    pub rest: Map<String, Value>,
+}
+
+/// What a node reports of a plugin.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct NodePlugin {
+    /// Whether the plugin's controller attaches volumes. `None`: the node does not know.
+    pub attaches: Option<bool>,
+    #[serde(flatten)]
+    pub rest: Map<String, Value>,
+}
+
+/// The row of a session. It is under the server's lease.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct SessionRow {
+    /// Microseconds since 1970, for people.
+    pub since_usec: u64,
+    pub boot: String,
+}
+
+/// A row, and the revisions that a guard compares.
+#[derive(Clone, Debug)]
+pub struct Read<T> {
+    pub value: T,
+    pub revision: u64,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("the row {key:?} in etcd is not csid's: {source}")]
+pub struct RowError {
+    key: RowKey,
+    source: serde_json::Error,
+}
+
+pub fn read<T: DeserializeOwned>(key: &RowKey, row: &Row) -> Result<Read<T>, RowError> {
+    let value = serde_json::from_slice(&row.value).map_err(|source| RowError { key: key.clone(), source })?;
+    Ok(Read { value, revision: row.revision })
+}
+
+pub fn write<T: Serialize>(key: &RowKey, value: &T) -> Result<Vec<u8>, RowError> {
+    serde_json::to_vec(value).map_err(|source| RowError { key: key.clone(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn field_of_a_later_version_is_written_back() {
+        let value = br#"{"journal-id":"j","machine-id":"m","boot":"b","state":"ready","taint":[1],
+            "plugins":{"p":{"attaches":false,"max-volumes":7}}}"#;
+        let row = Row { value: value.to_vec(), created: 1, revision: 2 };
+        let key = RowKey::Node("n".into());
+        let read: Read<NodeRow> = read(&key, &row).unwrap();
+        let written: Value = serde_json::from_slice(&write(&key, &read.value).unwrap()).unwrap();
+        assert_eq!(written, serde_json::from_slice::<Value>(value).unwrap());
+    }
+}

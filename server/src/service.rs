@@ -1,0 +1,226 @@
+//! The calls of the contract. Each finds out who calls, and makes one call inward.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use csi_proto::cluster::v1::change_ask::What;
+use csi_proto::cluster::v1::cluster_server::Cluster as Calls;
+use csi_proto::cluster::v1::from_node::Is as From;
+use csi_proto::cluster::v1::to_node::Is as To;
+use csi_proto::cluster::v1::{
+    Accepted, ChangeAsk, ClaimAsk, Done, FromNode, Granted, Hello, ListAsk, Owed, ReleaseAsk, ToNode,
+    VolumeAsk, VolumePage, VolumeRow,
+};
+use csi_proto::identity::{Identity, Role};
+use csid::{Error, Kind};
+use futures_util::Stream;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::cluster::Cluster;
+use crate::failure::{Result, ServerError};
+use crate::grants::May;
+use crate::join::{Joined, Joining};
+use crate::sessions::{Outgoing, Sessions, WAITING};
+
+/// How long a node has for its Hello.
+const HELLO: Duration = Duration::from_secs(10);
+/// The least time between two reports of a node: each is a change of etcd.
+const BETWEEN: Duration = Duration::from_millis(200);
+/// How long a page of a list waits for its reader.
+const READER: Duration = Duration::from_secs(60);
+
+/// What a session ends with.
+type End = ServerError;
+
+#[derive(Clone)]
+pub struct Service {
+    pub cluster: Arc<Cluster>,
+    pub sessions: Arc<Sessions>,
+}
+
+type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl Calls for Service {
+    type SessionStream = Answers<ToNode>;
+    type VolumesStream = Answers<VolumePage>;
+
+    async fn session(
+        &self,
+        request: Request<Streaming<FromNode>>,
+    ) -> Result<Response<Self::SessionStream>, Status> {
+        let caller = self.cluster.caller(&request)?;
+        self.cluster.require_node(&caller)?;
+        if !self.cluster.config.grants.allow_anywhere(&caller, May::Join) {
+            return Err(ServerError::denied(format!("{caller} has no grant for join")).into());
+        }
+        if self.sessions.count() >= self.cluster.config.max_sessions {
+            let text = format!("this server has {} sessions, its limit", self.cluster.config.max_sessions);
+            return Err(ServerError::from(Error::new(Kind::RateLimited, text)).into());
+        }
+        let (sender, receiver) = mpsc::channel(WAITING);
+        let service = self.clone();
+        let incoming = request.into_inner();
+        tokio::spawn(async move { service.run(&caller, incoming, sender).await });
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+    }
+
+    async fn claim(&self, request: Request<ClaimAsk>) -> Result<Response<Granted>, Status> {
+        let caller = self.cluster.caller(&request)?;
+        let has_session = caller.role == Role::Node && self.sessions.has(&caller.name);
+        Ok(Response::new(self.cluster.claim(&caller, request.into_inner(), has_session).await?))
+    }
+
+    async fn detached(&self, request: Request<Owed>) -> Result<Response<Accepted>, Status> {
+        let caller = self.cluster.caller(&request)?;
+        Ok(Response::new(self.cluster.detached(&caller, request.into_inner()).await?))
+    }
+
+    async fn release(&self, request: Request<ReleaseAsk>) -> Result<Response<Done>, Status> {
+        let caller = self.cluster.caller(&request)?;
+        Ok(Response::new(self.cluster.release(&caller, request.into_inner()).await?))
+    }
+
+    async fn change(&self, request: Request<ChangeAsk>) -> Result<Response<VolumeRow>, Status> {
+        let caller = self.cluster.caller(&request)?;
+        match request.into_inner().what {
+            Some(What::Register(register)) => {
+                Ok(Response::new(self.cluster.register(&caller, register).await?))
+            }
+            None => {
+                let error = match caller.role {
+                    Role::Server => ServerError::denied(format!("{caller} changes no volumes")),
+                    _ => Error::new(Kind::NotSupported, "this server does not know the change").into(),
+                };
+                Err(error.into())
+            }
+        }
+    }
+
+    async fn volume(&self, request: Request<VolumeAsk>) -> Result<Response<VolumeRow>, Status> {
+        let caller = self.cluster.caller(&request)?;
+        Ok(Response::new(self.cluster.volume(&caller, request.into_inner()).await?))
+    }
+
+    async fn volumes(&self, request: Request<ListAsk>) -> Result<Response<Self::VolumesStream>, Status> {
+        let caller = self.cluster.caller(&request)?;
+        let (namespace, mut after) = self.cluster.list_of(&caller, request.into_inner())?;
+        let cluster = self.cluster.clone();
+        let (sender, receiver) = mpsc::channel(1);
+        tokio::spawn(async move {
+            loop {
+                let read = cluster.pages(&caller, namespace.as_deref(), after.take()).await;
+                let (pages, last) = match read {
+                    Ok(read) => read,
+                    Err(error) => {
+                        let _ = sender.send_timeout(Err(error.into()), READER).await;
+                        return;
+                    }
+                };
+                for page in pages {
+                    if sender.send_timeout(Ok(page), READER).await.is_err() {
+                        return;
+                    }
+                }
+                match last {
+                    Some(last) => after = Some(last),
+                    None => return,
+                }
+            }
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+    }
+}
+
+impl Service {
+    /// Runs a session to its end, and says why it ended.
+    async fn run(
+        &self,
+        caller: &Identity,
+        mut incoming: Streaming<FromNode>,
+        sender: mpsc::Sender<Outgoing>,
+    ) {
+        let node = &caller.name;
+        let hello = match hello(&mut incoming).await {
+            Ok(hello) => hello,
+            Err(error) => return drop(sender.try_send(Err(error.into()))),
+        };
+        let joining = match self.cluster.join(caller, &hello).await {
+            Ok(Joined::Welcome(welcome, joining)) => {
+                let _ = sender.try_send(Ok(ToNode { is: Some(To::Welcome(*welcome)) }));
+                joining
+            }
+            Ok(Joined::Refused(refused)) => {
+                tracing::warn!(node, reason = refused.reason, "a node was refused: {}", refused.message);
+                return drop(sender.try_send(Ok(ToNode { is: Some(To::Refused(refused)) })));
+            }
+            Err(error) => return drop(sender.try_send(Err(error.into()))),
+        };
+        tracing::info!(node, version = hello.version, "a node has joined");
+        let end = self.serve(node, &hello.boot, &mut incoming, &sender, &joining).await;
+        match &end {
+            Some(end) => tracing::info!(node, "a node's session has ended: {end}"),
+            None => tracing::info!(node, "a node has ended its session"),
+        }
+        if let Some(end) = end {
+            let _ = sender.try_send(Err(end.into()));
+        }
+        drop(sender);
+        if let Err(error) = self.cluster.part(node, &joining).await {
+            // The row ends with the lease.
+            tracing::debug!(node, %error, "the row of a session was not removed");
+        }
+    }
+
+    /// Serves a session. Returns why it ended. `None`: the node has ended it.
+    async fn serve(
+        &self,
+        node: &str,
+        boot: &str,
+        incoming: &mut Streaming<FromNode>,
+        sender: &mpsc::Sender<Outgoing>,
+        joining: &Joining,
+    ) -> Option<End> {
+        let mut entered = self.sessions.enter(node, sender.clone());
+        let mut presence = self.cluster.presence.subscribe();
+        let is_over = |here: &Option<crate::presence::Here>| here.as_ref() != Some(&joining.here);
+        loop {
+            let message = tokio::select! {
+                _ = &mut entered.replaced => {
+                    return Some(ServerError::Unavailable(format!("node {node} has another session with this server")));
+                }
+                _ = presence.wait_for(is_over) => {
+                    return Some(ServerError::Unavailable("this server does not follow etcd now, or stops".into()));
+                }
+                () = sender.closed() => return None,
+                message = incoming.message() => message,
+            };
+            match message {
+                Ok(Some(FromNode { is: Some(From::Plugins(plugins)) })) => {
+                    if let Err(error) = self.cluster.report(node, boot, plugins).await {
+                        return Some(error);
+                    }
+                    tokio::time::sleep(BETWEEN).await;
+                }
+                Ok(Some(FromNode { is: Some(From::Hello(_)) })) => {
+                    return Some(Error::invalid(format!("node {node} says Hello twice in a session")).into());
+                }
+                // A message of a later version.
+                Ok(Some(FromNode { is: None })) => tokio::time::sleep(BETWEEN).await,
+                Ok(None) | Err(_) => return None,
+            }
+        }
+    }
+}
+
+async fn hello(incoming: &mut Streaming<FromNode>) -> Result<Hello> {
+    let late = || Error::new(Kind::TimedOut, format!("no Hello came within {} s", HELLO.as_secs()));
+    let first = tokio::time::timeout(HELLO, incoming.message()).await.map_err(|_| late())?;
+    match first {
+        Ok(Some(FromNode { is: Some(From::Hello(hello)) })) => Ok(hello),
+        _ => Err(Error::invalid("the first message of a session is not Hello").into()),
+    }
+}

@@ -1,0 +1,133 @@
+//! The sessions of nodes with this server.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use csi_proto::cluster::v1::to_node::Is;
+use csi_proto::cluster::v1::{ClaimChanged, ToNode};
+use tokio::sync::{mpsc, oneshot};
+
+/// Messages that wait for a slow node.
+pub const WAITING: usize = 64;
+
+/// A message to a node, or the end of its session.
+pub type Outgoing = Result<ToNode, tonic::Status>;
+
+/// The sessions, one of each node. A later one of the same boot ends the earlier one, whose connection is dead.
+#[derive(Default)]
+pub struct Sessions(Mutex<Table>);
+
+#[derive(Default)]
+struct Table {
+    of: HashMap<String, Session>,
+    next: u64,
+}
+
+struct Session {
+    number: u64,
+    sender: mpsc::Sender<Outgoing>,
+    /// Claims whose release the node was asked for.
+    asked: HashSet<String>,
+    /// Ends the session's task when it is dropped.
+    _end: oneshot::Sender<()>,
+}
+
+/// A session in the table. Its drop removes it.
+pub struct Entered<'a> {
+    sessions: &'a Sessions,
+    node: String,
+    number: u64,
+    /// Resolves when another session of the node takes this one's place.
+    pub replaced: oneshot::Receiver<()>,
+}
+
+impl Sessions {
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn count(&self) -> usize {
+        self.lock().of.len()
+    }
+
+    pub fn has(&self, node: &str) -> bool {
+        self.lock().of.contains_key(node)
+    }
+
+    pub fn enter(&self, node: &str, sender: mpsc::Sender<Outgoing>) -> Entered<'_> {
+        let (end, replaced) = oneshot::channel();
+        let mut table = self.lock();
+        table.next += 1;
+        let number = table.next;
+        let session = Session { number, sender, asked: HashSet::new(), _end: end };
+        table.of.insert(node.to_owned(), session);
+        drop(table);
+        Entered { sessions: self, node: node.to_owned(), number, replaced }
+    }
+
+    /// Asks the nodes that have a session here for the releases that are due. A node is asked once in a session.
+    pub fn ask_for_releases(&self, due: &[(String, ClaimChanged)]) {
+        let mut table = self.lock();
+        for (node, changed) in due {
+            if let Some(session) = table.of.get_mut(node)
+                && !session.asked.contains(&changed.claim)
+                && session.sender.try_send(Ok(ToNode { is: Some(Is::Changed(changed.clone())) })).is_ok()
+            {
+                session.asked.insert(changed.claim.clone());
+            }
+        }
+        let due: HashSet<&str> = due.iter().map(|(_, changed)| changed.claim.as_str()).collect();
+        for session in table.of.values_mut() {
+            session.asked.retain(|claim| due.contains(claim.as_str()));
+        }
+    }
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        let mut table = self.sessions.lock();
+        if table.of.get(&self.node).is_some_and(|session| session.number == self.number) {
+            table.of.remove(&self.node);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn due(claim: &str) -> Vec<(String, ClaimChanged)> {
+        vec![("n1".to_owned(), ClaimChanged { claim: claim.to_owned(), ..ClaimChanged::default() })]
+    }
+
+    #[tokio::test]
+    async fn later_session_ends_the_earlier_one() {
+        let sessions = Sessions::default();
+        let first = sessions.enter("n1", mpsc::channel(1).0);
+        let mut second = sessions.enter("n1", mpsc::channel(1).0);
+        let Entered { replaced, .. } = &mut second;
+        assert!(replaced.try_recv().is_err_and(|error| error == oneshot::error::TryRecvError::Empty));
+        drop(first);
+        assert!(sessions.has("n1"), "the drop of the earlier session removed the later one");
+        drop(second);
+        assert_eq!(sessions.count(), 0);
+    }
+
+    #[tokio::test]
+    async fn release_is_asked_for_once_in_a_session() {
+        let sessions = Sessions::default();
+        let (sender, mut receiver) = mpsc::channel(1);
+        let _entered = sessions.enter("n1", sender);
+        sessions.ask_for_releases(&due("a"));
+        sessions.ask_for_releases(&due("a"));
+        receiver.try_recv().unwrap().unwrap();
+        assert!(receiver.try_recv().is_err(), "asked twice");
+        sessions.ask_for_releases(&[]);
+        sessions.ask_for_releases(&due("a"));
+        sessions.ask_for_releases(&[("n1".to_owned(), due("b").remove(0).1), due("a").remove(0)]);
+        assert!(receiver.try_recv().is_ok(), "a release that was over and is due again");
+        sessions.ask_for_releases(&[due("b").remove(0), due("a").remove(0)]);
+        let asked = receiver.try_recv().unwrap().unwrap();
+        assert!(matches!(asked.is, Some(Is::Changed(changed)) if changed.claim == "b"), "it was full before");
+    }
+}

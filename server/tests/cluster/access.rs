@@ -1,0 +1,218 @@
+//! The table of calls and identities: each call that exists, by each kind of caller. What no grant allows is refused.
+
+use std::collections::BTreeMap;
+
+use csi_proto::cluster::v1::cluster_client::ClusterClient;
+use csi_proto::cluster::v1::{ChangeAsk, ListAsk, ReleaseAsk, VolumeAsk};
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+
+use crate::certificates::{Authority, Purpose};
+use crate::site::{Site, ask, hello, open, owed, register};
+
+/// What became of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Became {
+    /// It was done.
+    Done,
+    /// It passed the grants, and the volume, node or claim decided.
+    Decided,
+    Denied,
+    /// There was no connection.
+    NoConnection,
+}
+
+use Became::{Decided, Denied, Done, NoConnection};
+
+fn became<T>(result: Result<T, Status>) -> Became {
+    match result {
+        Ok(_) => Done,
+        Err(status) => match (status.code(), status.metadata().contains_key("csid-failure-bin")) {
+            (Code::PermissionDenied, true) => Denied,
+            (_, true) => Decided,
+            (Code::Unavailable | Code::Unknown | Code::Cancelled | Code::Internal, false) => NoConnection,
+            _ => panic!("{status:?}"),
+        },
+    }
+}
+
+/// Makes each call for the volume `data` of a namespace.
+async fn calls(
+    client: &ClusterClient<Channel>,
+    node: &str,
+    namespace: &str,
+) -> BTreeMap<&'static str, Became> {
+    let mut client = client.clone();
+    let name = || (namespace.to_owned(), "data".to_owned());
+    let mut found = BTreeMap::new();
+    found.insert("session", became(open(&mut client, hello(node)).await));
+    let mut claim = ask("data", "c");
+    claim.namespace = namespace.into();
+    found.insert("claim", became(client.claim(claim.clone()).await));
+    claim.node = "n9".into();
+    found.insert("claim for another", became(client.claim(claim).await));
+    let mut detached = owed("data", "an id of no claim");
+    detached.namespace = namespace.into();
+    found.insert("detached", became(client.detached(detached).await));
+    let (of, volume) = name();
+    let release = ReleaseAsk {
+        namespace: of,
+        volume,
+        node: "n9".into(),
+        consumer: "nothing".into(),
+        ..ReleaseAsk::default()
+    };
+    found.insert("release", became(client.release(release.clone()).await));
+    found.insert("release by force", became(client.release(ReleaseAsk { force: true, ..release }).await));
+    let mut change = register("data", "single-node-writer");
+    let Some(csi_proto::cluster::v1::change_ask::What::Register(of)) = &mut change.what else { panic!() };
+    of.namespace = namespace.into();
+    of.external_id = format!("ext-{namespace}");
+    found.insert("register", became(client.change(change).await));
+    let (of, volume) = name();
+    found.insert("volume", became(client.volume(VolumeAsk { namespace: of, volume }).await));
+    let list = ListAsk { namespace: namespace.into(), ..ListAsk::default() };
+    found.insert("volumes", became(client.volumes(list).await));
+    found.insert("all volumes", became(client.volumes(ListAsk::default()).await));
+    found
+}
+
+const CALLS: [&str; 10] = [
+    "session",
+    "claim",
+    "claim for another",
+    "detached",
+    "release",
+    "release by force",
+    "register",
+    "volume",
+    "volumes",
+    "all volumes",
+];
+
+#[tokio::test]
+async fn every_call_of_every_identity_is_as_granted() {
+    let site = Site::start(1).await;
+    let foreign = Authority::new();
+    // A registration of each namespace, by `operator/all`.
+    let mut operator = site.operator(0, "all");
+    for namespace in ["default", "other"] {
+        let mut change = register("data", "single-node-writer");
+        let Some(csi_proto::cluster::v1::change_ask::What::Register(of)) = &mut change.what else { panic!() };
+        of.namespace = namespace.into();
+        of.external_id = format!("ext-{namespace}");
+        operator.change(change).await.unwrap();
+    }
+    let of = |uri: &str| Some(site.client_pair(uri));
+    let names = |file: &str, names: &str| Some(site.authority.issue(file, names, Purpose::Client, 30));
+    let expired = Some(site.authority.issue("expired", "URI:csid://prod/node/n1", Purpose::Client, 0));
+    let server_only =
+        Some(site.authority.issue("server-only", "URI:csid://prod/node/n1", Purpose::Server, 30));
+    let both = Some(site.authority.issue("both", "URI:csid://prod/server/s7", Purpose::Both, 30));
+    let others = Some(foreign.issue("n1", "URI:csid://prod/node/n1", Purpose::Client, 30));
+    let none = [Denied; 10];
+    let no_connection = [NoConnection; 10];
+    // The calls of CALLS, in the namespace `default`; then those in `other`.
+    let table = [
+        (
+            "node",
+            of("csid://prod/node/n1"),
+            [Done, Decided, Denied, Done, Denied, Denied, Denied, Done, Done, Done],
+            [Done, Denied, Denied, Done, Denied, Denied, Denied, Denied, Denied, Done],
+        ),
+        (
+            "node that may join alone",
+            of("csid://prod/node/joins"),
+            [Done, Denied, Denied, Done, Denied, Denied, Denied, Denied, Denied, Denied],
+            [Done, Denied, Denied, Done, Denied, Denied, Denied, Denied, Denied, Denied],
+        ),
+        (
+            "node without a grant",
+            of("csid://prod/node/stranger"),
+            [Denied, Denied, Denied, Done, Denied, Denied, Denied, Denied, Denied, Denied],
+            [Denied, Denied, Denied, Done, Denied, Denied, Denied, Denied, Denied, Denied],
+        ),
+        (
+            "operator with all grants",
+            of("csid://prod/operator/all"),
+            // It has no node of its own to claim for, and n9 has never joined.
+            [Denied, Decided, Decided, Denied, Done, Done, Done, Done, Done, Done],
+            [Denied, Decided, Decided, Denied, Done, Done, Done, Done, Done, Done],
+        ),
+        (
+            "operator with one grant",
+            of("csid://prod/operator/releases"),
+            [Denied, Denied, Denied, Denied, Done, Denied, Denied, Denied, Denied, Denied],
+            none,
+        ),
+        ("operator without a grant", of("csid://prod/operator/nobody"), none, none),
+        ("operator called as a node", of("csid://prod/operator/n1"), none, none),
+        ("server", both, none, none),
+        ("node of another cluster", of("csid://test/node/n1"), none, none),
+        ("operator of another cluster", of("csid://test/operator/all"), none, none),
+        ("two names", names("two", "URI:csid://prod/node/n1,URI:csid://prod/operator/all"), none, none),
+        ("no name", names("no-name", "DNS:n1"), none, none),
+        ("a name of no role", names("role", "URI:csid://prod/root/n1"), none, none),
+        ("no certificate", None, no_connection, no_connection),
+        ("expired", expired, no_connection, no_connection),
+        ("a server's use", server_only, no_connection, no_connection),
+        ("another authority", others, no_connection, no_connection),
+    ];
+    tokio::time::sleep(std::time::Duration::from_millis(1100)).await; // The certificate for 0 days has expired.
+    for (who, pair, here, there) in table {
+        for (namespace, due) in [("default", here), ("other", there)] {
+            // Nodes are known by their name, so each says its own Hello.
+            let node = match who {
+                "node that may join alone" => "joins",
+                "node without a grant" => "stranger",
+                _ => "n1",
+            };
+            let found = calls(&site.direct(0, pair.as_ref()), node, namespace).await;
+            let due: BTreeMap<_, _> = CALLS.into_iter().zip(due).collect();
+            assert_eq!(found, due, "{who}, namespace {namespace}");
+        }
+    }
+    // A change that this server does not know is no way past the grants.
+    let unknown = became(site.operator(0, "nobody").change(ChangeAsk { what: None }).await);
+    assert_eq!(unknown, Decided);
+}
+
+/// A node's key must not pass for a server's: its holder could have nodes believe that they have claims.
+#[tokio::test]
+async fn link_refuses_what_is_no_server() {
+    let site = Site::start(1).await;
+    let good = site.path("s0/server.pem");
+    let key = site.path("s0/server.key");
+    let [host, _] = site.addresses[0].split(':').collect::<Vec<_>>().try_into().unwrap();
+    let node = site.node("n1");
+    drop(node.join(0).await);
+    for (file, names, purpose, days) in [
+        ("node", format!("IP:{host},URI:csid://prod/node/n1"), Purpose::Both, 30),
+        ("client", format!("IP:{host},URI:csid://prod/server/s0"), Purpose::Client, 30),
+        ("operator", format!("IP:{host},URI:csid://prod/operator/all"), Purpose::Both, 30),
+        ("cluster", format!("IP:{host},URI:csid://test/server/s0"), Purpose::Both, 30),
+        ("host", "IP:127.0.0.1,URI:csid://prod/server/s0".to_owned(), Purpose::Both, 30),
+        ("unnamed", format!("IP:{host}"), Purpose::Both, 30),
+        ("old", format!("IP:{host},URI:csid://prod/server/s0"), Purpose::Both, 0),
+    ] {
+        let pair = site.authority.issue(&format!("far-{file}"), &names, purpose, days);
+        let far = crate::far_end::FarEnd::start(&pair);
+        let link =
+            site.link(&format!("link-{file}"), &site.client_pair("csid://prod/node/n1"), &[far.address()]);
+        if days == 0 {
+            tokio::time::sleep(std::time::Duration::from_millis(1100)).await;
+        }
+        let socket = site.path(&format!("link-{file}.run")).join(far.address());
+        let answer = became(crate::site::through(&socket).volumes(ListAsk::default()).await);
+        assert_eq!(answer, NoConnection, "{file}");
+        assert_eq!(far.bytes(), 0, "{file}: the far end got bytes of the node");
+        assert!(link.text().contains("the server was not reached"), "{file}: {}", link.text());
+    }
+    // The same far end with a server's certificate gets bytes: it is the name that decides.
+    let pair = crate::certificates::Pair { certificate: good, key };
+    let far = crate::far_end::FarEnd::start_at(&pair, host);
+    let _link = site.link("link-good", &site.client_pair("csid://prod/node/n1"), &[far.address()]);
+    let socket = site.path("link-good.run").join(far.address());
+    assert_eq!(became(crate::site::through(&socket).volumes(ListAsk::default()).await), NoConnection);
+    assert!(far.bytes() > 0);
+}

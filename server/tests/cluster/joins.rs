@@ -1,0 +1,151 @@
+//! Sessions: who may join, and what ends a session.
+
+use csi_proto::cluster::v1::{FromNode, Hello, from_node};
+use rustix::process::Signal;
+use tonic::Code;
+
+use crate::site::{First, Refusal, Site, eventually, hello, open};
+
+#[tokio::test]
+async fn hello_of_another_machine_or_cluster_is_refused() {
+    let site = Site::start(1).await;
+    let node = site.node("n1");
+    let session = node.join(0).await;
+    type Lie<'a> = &'a dyn Fn(&mut Hello);
+    let cases: [(Lie<'_>, &str); 6] = [
+        (&|hello| hello.cluster = "test".into(), "wrong-cluster"),
+        (&|hello| hello.journal_id = "another".into(), "another-machine"),
+        (&|hello| hello.machine_id = "another".into(), "another-machine"),
+        (&|hello| hello.boot = "another".into(), "twice"),
+        (&|hello| (hello.protocol_min, hello.protocol_max) = (0, 0), "too-old"),
+        (&|hello| (hello.protocol_min, hello.protocol_max) = (2, 3), "too-new"),
+    ];
+    for (change, reason) in cases {
+        let mut hello = node.hello.clone();
+        change(&mut hello);
+        let (first, mut refused) = open(&mut node.client(0), hello).await.unwrap();
+        assert!(matches!(&first, First::Refused(of) if of == reason), "{reason}: {first:?}");
+        assert_eq!(refused.next().await, Ok(None), "a refused session goes on");
+    }
+    // The last session of the boot has ended, so another boot is a reboot.
+    drop(session);
+    let mut rebooted = node.hello.clone();
+    rebooted.boot = "boot 2".into();
+    eventually("the rebooted node joins", async || {
+        let (first, _session) = open(&mut node.client(0), rebooted.clone()).await.unwrap();
+        matches!(first, First::Welcome(_))
+    })
+    .await;
+    let mut raw = site.raw().await;
+    let row = raw.below("/csid/v1/node/n1").await.remove(0);
+    let row = String::from_utf8(row.value).unwrap();
+    assert!(row.contains("\"boot\":\"boot 2\"") && row.contains("journal of n1"), "{row}");
+}
+
+#[tokio::test]
+async fn welcome_names_the_servers_that_run() {
+    let site = Site::start(2).await;
+    let node = site.node("n1");
+    let (first, _session) = node.say_hello(1).await.unwrap();
+    let First::Welcome(welcome) = first else { panic!("{first:?}") };
+    let mut addresses = site.addresses.clone();
+    addresses.sort();
+    assert_eq!((welcome.servers, welcome.mode.as_str(), welcome.generation), (addresses, "normal", 1));
+    let mut raw = site.raw().await;
+    let sessions = raw.below("/csid/v1/session/").await;
+    let key = format!("/csid/v1/session/n1/{}", welcome.server);
+    assert_eq!((sessions.len(), String::from_utf8_lossy(&sessions[0].key)), (1, key.into()));
+}
+
+#[tokio::test]
+async fn second_session_of_a_boot_ends_the_first() {
+    let site = Site::start(1).await;
+    let node = site.node("n1");
+    let mut first = node.join(0).await;
+    let _second = node.join(0).await;
+    let ended = first.next().await.unwrap_err();
+    assert_eq!((ended.code, ended.kind.as_str()), (Code::Unavailable, "Unavailable"));
+    let mut raw = site.raw().await;
+    assert_eq!(
+        raw.below("/csid/v1/session/n1/").await.len(),
+        1,
+        "the first took the row of the second with it"
+    );
+}
+
+#[tokio::test]
+async fn session_that_begins_otherwise_is_ended() {
+    let site = Site::start(1).await;
+    let node = site.node("n1");
+    let (to_server, receiver) = tokio::sync::mpsc::channel(8);
+    let plugins = from_node::Is::Plugins(Default::default());
+    to_server.send(FromNode { is: Some(plugins) }).await.unwrap();
+    let stream = tokio_stream::wrappers::ReceiverStream::new(receiver);
+    let mut session = node.client(0).session(stream).await.unwrap().into_inner();
+    assert_eq!(Refusal::of(&session.message().await.unwrap_err()).kind, "InvalidArgument");
+    // A second Hello ends a session, too.
+    let mut session = node.join(0).await;
+    let again = from_node::Is::Hello(hello("n1"));
+    session.to_server.send(FromNode { is: Some(again) }).await.unwrap();
+    assert_eq!(session.next().await.unwrap_err().kind, "InvalidArgument");
+}
+
+#[tokio::test]
+async fn fenced_or_blocked_node_is_refused() {
+    let site = Site::start(1).await;
+    let node = site.node("n1");
+    site.register("data", "single-node-writer").await;
+    site.register("more", "single-node-writer").await;
+    let _session = node.join(0).await;
+    let claim = node.claim(0, "data").await.unwrap();
+    let mut raw = site.raw().await;
+    let row = raw.below("/csid/v1/node/n1").await.remove(0);
+    let row = String::from_utf8(row.value).unwrap();
+    for state in ["fenced", "blocked"] {
+        // The server has the old row in memory. etcd compares it.
+        let changed = row.replace("\"ready\"", &format!("\"{state}\""));
+        assert_ne!(changed, row);
+        raw.put("/csid/v1/node/n1", &changed).await;
+        for volume in ["more", "data"] {
+            let refused = node.claim(0, volume).await.unwrap_err();
+            assert_eq!(
+                (refused.code, refused.kind.as_str()),
+                (Code::Aborted, "Busy"),
+                "{volume}: {refused:?}"
+            );
+        }
+        let (first, _) = node.say_hello(0).await.unwrap();
+        assert!(matches!(&first, First::Refused(of) if of == state), "{first:?}");
+    }
+    node.detached(0, "data", &claim).await.expect("a fenced node's word that it has nothing is taken");
+    raw.put("/csid/v1/node/n1", &row).await;
+    node.claim(0, "more").await.unwrap();
+}
+
+#[tokio::test]
+async fn claim_without_a_session_is_refused() {
+    let site = Site::start(2).await;
+    site.register("data", "single-node-writer").await;
+    let node = site.node("n1");
+    let _session = node.join(0).await;
+    node.claim(0, "data").await.unwrap();
+    let refused = node.claim(1, "data").await.unwrap_err();
+    assert_eq!((refused.code, refused.retryable), (Code::Unavailable, true), "{refused:?}");
+}
+
+#[tokio::test]
+async fn stopped_server_leaves_nothing_in_etcd() {
+    let mut site = Site::start(1).await;
+    let node = site.node("n1");
+    let mut session = node.join(0).await;
+    site.servers[0].signal(Signal::TERM);
+    let ended = session.next().await.unwrap_err();
+    assert_eq!(ended.code, Code::Unavailable);
+    assert!(site.servers[0].ended().await, "{}", site.servers[0].text());
+    let mut raw = site.raw().await;
+    for prefix in ["/csid/v1/server/", "/csid/v1/session/"] {
+        assert!(raw.below(prefix).await.is_empty(), "{prefix}");
+    }
+    // Its row in `node` stays.
+    assert_eq!(raw.below("/csid/v1/node/").await.len(), 1);
+}

@@ -1,0 +1,196 @@
+//! A node that lies in each field of its calls. It gets nothing that it has not, and takes nothing from others.
+
+use csi_proto::cluster::v1::{
+    Attaches, ClaimAsk, FromNode, Hello, ListAsk, Owed, PluginReport, Plugins, VolumeAsk, from_node,
+};
+use tonic::Code;
+
+use crate::site::{Refusal, Site, ask, eventually, open, owed};
+
+#[tokio::test]
+async fn lie_in_a_claim_is_refused() {
+    let site = Site::start(1).await;
+    site.register("data", "single-node-writer").await;
+    let (node, other) = (site.node("n1"), site.node("n2"));
+    let _sessions = (node.join(0).await, other.join(0).await);
+    // The server knows the plugins of both.
+    site.register("known", "single-node-writer").await;
+    let known = node.claim(0, "known").await.unwrap();
+    node.detached(0, "known", &known).await.unwrap();
+    other.claim(0, "known").await.unwrap();
+    let good = ask("data", "web");
+    let long = "x".repeat(129);
+    type Lie<'a> = &'a dyn Fn(&mut ClaimAsk);
+    let cases: [(&str, Lie<'_>, Code); 21] = [
+        ("another node", &|ask| ask.node = "n2".into(), Code::PermissionDenied),
+        ("a node of no name", &|ask| ask.node = "../n2".into(), Code::PermissionDenied),
+        ("a namespace without a grant", &|ask| ask.namespace = "other".into(), Code::PermissionDenied),
+        ("a namespace as a way", &|ask| ask.namespace = "default/data/../..".into(), Code::PermissionDenied),
+        ("a namespace that is too long", &|ask| ask.namespace = long.clone(), Code::InvalidArgument),
+        ("no volume", &|ask| ask.volume = String::new(), Code::InvalidArgument),
+        ("a volume that is not there", &|ask| ask.volume = "data/claim".into(), Code::NotFound),
+        ("a volume that is too long", &|ask| ask.volume = long.clone(), Code::InvalidArgument),
+        ("no consumer", &|ask| ask.consumer = String::new(), Code::InvalidArgument),
+        ("a control character", &|ask| ask.consumer = "a\nb".into(), Code::InvalidArgument),
+        ("a consumer that is too long", &|ask| ask.consumer = long.clone(), Code::InvalidArgument),
+        ("no call", &|ask| ask.call = String::new(), Code::InvalidArgument),
+        ("a call that is too long", &|ask| ask.call = long.clone(), Code::InvalidArgument),
+        ("no use", &|ask| ask.r#use = None, Code::InvalidArgument),
+        ("another mode", &|ask| ask.r#use.as_mut().unwrap().mode = "own".into(), Code::InvalidArgument),
+        (
+            "a mode that was not registered",
+            &|ask| ask.r#use.as_mut().unwrap().access_mode = "multi-node-multi-writer".into(),
+            Code::InvalidArgument,
+        ),
+        (
+            "another attachment mode",
+            &|ask| ask.r#use.as_mut().unwrap().attachment_mode = "block-device".into(),
+            Code::InvalidArgument,
+        ),
+        ("another's credential", &|ask| ask.credential = "csid.other.key".into(), Code::InvalidArgument),
+        (
+            "a credential as a path",
+            &|ask| ask.credential = "csid.default./../x".into(),
+            Code::InvalidArgument,
+        ),
+        ("a queue", &|ask| ask.queue_ms = 1, Code::Unimplemented),
+        ("a message that is too large", &|ask| ask.call = "x".repeat(300_000), Code::OutOfRange),
+    ];
+    for (lie, change, code) in cases {
+        let mut ask = good.clone();
+        change(&mut ask);
+        let refused = node.client(0).claim(ask).await.expect_err(lie);
+        assert_eq!(refused.code(), code, "{lie}: {refused:?}");
+    }
+    let mut raw = site.raw().await;
+    assert!(raw.below("/csid/v1/vol/default/data/claim/").await.is_empty(), "a lie was written");
+
+    let claim = node.claim(0, "data").await.unwrap();
+    let uid = ClaimAsk { uid: 1001, ..good.clone() };
+    let refused = Refusal::of(&node.client(0).claim(uid).await.unwrap_err());
+    assert_eq!(refused.kind, "NotAuthorized", "another uid of the node has not the claim");
+    assert_eq!(node.claim(0, "data").await, Ok(claim));
+}
+
+#[tokio::test]
+async fn lie_in_detached_ends_no_claim() {
+    let site = Site::start(1).await;
+    site.register("data", "single-node-writer").await;
+    let (node, other) = (site.node("n1"), site.node("n2"));
+    let _sessions = (node.join(0).await, other.join(0).await);
+    let claim = other.claim(0, "data").await.unwrap();
+    let good = owed("data", &claim);
+    type Lie<'a> = &'a dyn Fn(&mut Owed);
+    let cases: [(&str, Lie<'_>, Option<Code>); 8] = [
+        // It is true of n1 that it has no such claim.
+        ("another node's claim", &|_| {}, None),
+        ("another node's consumer", &|owed| owed.consumer = "n2/web".into(), None),
+        ("a volume that is not there", &|owed| owed.volume = "none".into(), None),
+        ("no claim", &|owed| owed.claim = String::new(), Some(Code::InvalidArgument)),
+        ("no volume", &|owed| owed.volume = String::new(), Some(Code::InvalidArgument)),
+        ("no consumer", &|owed| owed.consumer = String::new(), Some(Code::InvalidArgument)),
+        ("a long claim", &|owed| owed.claim = "x".repeat(129), Some(Code::InvalidArgument)),
+        ("a long namespace", &|owed| owed.namespace = "x".repeat(129), Some(Code::InvalidArgument)),
+    ];
+    for (lie, change, code) in cases {
+        let mut owed = good.clone();
+        change(&mut owed);
+        let answer = node.client(0).detached(owed).await;
+        assert_eq!(answer.err().map(|status| status.code()), code, "{lie}");
+        assert_eq!(other.claim(0, "data").await, Ok(claim.clone()), "{lie}");
+    }
+    // The claim's own node, with wrong words.
+    for (lie, owed, code) in [
+        ("another id", owed("data", "another id"), None),
+        (
+            "staged for a claim that is not there",
+            Owed { still_staged: true, ..good.clone() },
+            Some(Code::Aborted),
+        ),
+    ] {
+        let answer = other.client(0).detached(owed).await;
+        assert_eq!(answer.err().map(|status| status.code()), code, "{lie}");
+        assert_eq!(other.claim(0, "data").await, Ok(claim.clone()), "{lie}");
+    }
+    other.detached(0, "data", &claim).await.unwrap();
+    node.claim(0, "data").await.unwrap();
+}
+
+#[tokio::test]
+async fn lie_in_a_session_is_refused() {
+    let site = Site::start(1).await;
+    let node = site.node("n1");
+    let (long, none) = ("x".repeat(129), String::new());
+    type Lie<'a> = &'a dyn Fn(&mut Hello, &str);
+    let fields: [Lie<'_>; 4] = [
+        &|hello, text| hello.journal_id = text.into(),
+        &|hello, text| hello.machine_id = text.into(),
+        &|hello, text| hello.boot = text.into(),
+        &|hello, text| hello.version = text.into(),
+    ];
+    for change in fields {
+        for text in [&long, &none] {
+            let mut hello = node.hello.clone();
+            change(&mut hello, text);
+            let refused = open(&mut node.client(0), hello).await.err().expect("an error");
+            assert_eq!(refused.code(), Code::InvalidArgument, "{refused:?}");
+        }
+    }
+    let future = Hello { generation: 2, ..node.hello.clone() };
+    let refused = open(&mut node.client(0), future).await.err().expect("an error");
+    assert_eq!(Refusal::of(&refused).kind, "StateCorrupt");
+    let mut raw = site.raw().await;
+    assert!(raw.below("/csid/v1/node/").await.is_empty(), "a lie was written");
+
+    let plugin = |name: &str| PluginReport { plugin: name.into(), attaches: Attaches::No.into() };
+    let many = (0..65).map(|n| plugin(&format!("p{n}"))).collect();
+    for plugins in [many, vec![plugin(&long)], vec![plugin("")]] {
+        let mut session = node.join(0).await;
+        let report = from_node::Is::Plugins(Plugins { plugins });
+        session.to_server.send(FromNode { is: Some(report) }).await.unwrap();
+        assert_eq!(session.next().await.unwrap_err().kind, "InvalidArgument");
+    }
+    // A value of a later version is taken for unknown.
+    let mut session = node.join(0).await;
+    let report = PluginReport { plugin: "p".into(), attaches: 77 };
+    let report = from_node::Is::Plugins(Plugins { plugins: vec![report] });
+    session.to_server.send(FromNode { is: Some(report) }).await.unwrap();
+    eventually("the report is written", async || {
+        let row = String::from_utf8(raw.below("/csid/v1/node/n1").await.remove(0).value).unwrap();
+        row.contains("\"attaches\":null")
+    })
+    .await;
+    session.report(Attaches::No).await;
+    eventually("the session goes on", async || {
+        let row = String::from_utf8(raw.below("/csid/v1/node/n1").await.remove(0).value).unwrap();
+        row.contains("\"attaches\":false")
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn lie_in_a_question_shows_nothing() {
+    let site = Site::start(1).await;
+    site.register("data", "single-node-writer").await;
+    let node = site.node("n1");
+    for (namespace, volume, code) in [
+        ("other", "data", Code::PermissionDenied),
+        ("default/data", "head", Code::PermissionDenied),
+        ("default", "", Code::InvalidArgument),
+        ("default", "data/claim", Code::NotFound),
+        ("default", "%64ata", Code::NotFound),
+    ] {
+        let volume = VolumeAsk { namespace: namespace.into(), volume: volume.into() };
+        let refused = node.client(0).volume(volume.clone()).await.unwrap_err();
+        assert_eq!(refused.code(), code, "{volume:?}");
+    }
+    for list in [
+        ListAsk { namespace: "other".into(), ..ListAsk::default() },
+        ListAsk { namespace: "*".into(), ..ListAsk::default() },
+    ] {
+        let refused = node.client(0).volumes(list).await.unwrap_err();
+        assert_eq!(refused.code(), Code::PermissionDenied);
+    }
+    let half = ListAsk { after_namespace: "default".into(), ..ListAsk::default() };
+    assert_eq!(node.client(0).volumes(half).await.unwrap_err().code(), Code::InvalidArgument);
+}

@@ -1,0 +1,14 @@
+//! A cluster of real processes: etcd, servers, and nodes that reach them through csid-link. The nodes' side of the protocol is the test.
+
+mod access;
+mod certificates;
+mod claims;
+#[path = "../../../etcd/tests/etcd/cluster.rs"]
+#[allow(dead_code, reason = "the tests of the registry use more of it")]
+mod etcd;
+mod failures;
+mod far_end;
+mod joins;
+mod lies;
+mod program;
+mod site;

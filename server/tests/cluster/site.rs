@@ -1,0 +1,505 @@
+//! A cluster for one test: etcd, servers, and nodes with their links. All of it ends with the test's thread.
+
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use csi_proto::cluster::v1::cluster_client::ClusterClient;
+use csi_proto::cluster::v1::{
+    Attaches, Capability, ChangeAsk, ClaimAsk, Failure, FromNode, Hello, Owed, PluginReport, Plugins,
+    Register, Spec, ToNode, Use, VolumeRow, Welcome, change_ask, from_node, to_node,
+};
+use csid_etcd::api::kv_client::KvClient;
+use csid_etcd::api::request_op::Request as Operation;
+use csid_etcd::api::{DeleteRangeRequest, KeyValue, PutRequest, RangeRequest, RequestOp, TxnRequest};
+use hyper_util::rt::TokioIo;
+use prost::Message;
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+use tokio::net::UnixStream;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use tonic::{Code, Status, Streaming};
+
+use crate::certificates::{Authority, Pair, Purpose};
+use crate::etcd::Cluster as Etcd;
+
+/// How long a step may take on a busy machine.
+pub const SOON: Duration = Duration::from_secs(20);
+const ANSWER: Duration = Duration::from_secs(30);
+
+/// The grants of the tests. Nodes n1 to n9 may mount in `default` and `shared`.
+pub const GRANTS: &str = r#"
+[[grant]]
+who = "node/n*"
+namespaces = ["default", "shared"]
+may = ["join", "mount"]
+
+[[grant]]
+who = "node/joins"
+namespaces = ["*"]
+may = ["join"]
+
+[[grant]]
+who = "operator/all"
+namespaces = ["*"]
+may = ["read", "register", "claim-for", "release-others", "fence"]
+
+[[grant]]
+who = "operator/releases"
+namespaces = ["default"]
+may = ["release-others"]
+"#;
+
+pub struct Site {
+    pub etcd: Etcd,
+    pub authority: Authority,
+    pub servers: Vec<Program>,
+    /// HOST:PORT of each server.
+    pub addresses: Vec<String>,
+    directory: TempDir,
+}
+
+/// A program that runs.
+pub struct Program {
+    process: Child,
+    pub log: PathBuf,
+}
+
+impl Program {
+    /// Starts a program of this repository, and waits until it is ready.
+    pub fn start(program: &Path, arguments: &[&str], environment: &[(&str, &Path)], log: PathBuf) -> Program {
+        let notified = log.with_extension("notify");
+        let _ = fs::remove_file(&notified);
+        let socket = UnixDatagram::bind(&notified).unwrap();
+        socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        let file = fs::File::create(&log).unwrap();
+        let mut process = command(program)
+            .args(arguments)
+            .envs(environment.iter().copied())
+            .env("NOTIFY_SOCKET", &notified)
+            .stdout(file.try_clone().unwrap())
+            .stderr(file)
+            .spawn()
+            .unwrap();
+        let begun = Instant::now();
+        let mut message = [0; 256];
+        loop {
+            if let Ok(size) = socket.recv(&mut message)
+                && message[..size].starts_with(b"READY=1")
+            {
+                return Program { process, log };
+            }
+            let ended = process.try_wait().unwrap();
+            if ended.is_some() || begun.elapsed() > SOON {
+                let _ = process.kill();
+                panic!("{}: {ended:?}: {}", program.display(), fs::read_to_string(&log).unwrap());
+            }
+        }
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.process), signal).unwrap();
+    }
+
+    pub fn kill(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+
+    /// Waits for the end of the program. Returns whether it was a success.
+    pub async fn ended(&mut self) -> bool {
+        let begun = Instant::now();
+        loop {
+            if let Some(status) = self.process.try_wait().unwrap() {
+                return status.success();
+            }
+            assert!(begun.elapsed() < SOON, "the program goes on: {}", self.text());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    pub fn text(&self) -> String {
+        fs::read_to_string(&self.log).unwrap()
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Returns a command that is killed when this thread ends.
+fn command(program: &Path) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL"]).arg(program).stdin(Stdio::null());
+    command
+}
+
+pub fn server_program() -> PathBuf {
+    PathBuf::from(env!("CARGO_BIN_EXE_csid-server"))
+}
+
+pub fn link_program() -> PathBuf {
+    let link = server_program().with_file_name("csid-link");
+    assert!(link.exists(), "{} was not built: cargo build -p csid-link", link.display());
+    link
+}
+
+/// Returns free addresses. Nothing else has a port at this IP address, which is this process' own.
+fn addresses(count: usize) -> Vec<SocketAddr> {
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    let address = Ipv4Addr::new(127, high, low, 251);
+    let listeners: Vec<_> = (0..count).map(|_| TcpListener::bind((address, 0)).unwrap()).collect();
+    listeners.iter().map(|listener| listener.local_addr().unwrap()).collect()
+}
+
+/// Returns two ports of 127.0.0.1 that were free.
+pub fn free_ports() -> [u16; 2] {
+    let listeners = [(); 2].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
+    listeners.map(|listener| listener.local_addr().unwrap().port())
+}
+
+impl Site {
+    /// Starts etcd and servers.
+    pub async fn start(servers: usize) -> Site {
+        Site::start_with(servers, "").await
+    }
+
+    /// Starts etcd and servers, whose configuration begins with more keys.
+    pub async fn start_with(servers: usize, keys: &str) -> Site {
+        let etcd = Etcd::start(1, &[]).await;
+        let directory = tempfile::Builder::new().prefix("csid-cluster.").tempdir().unwrap();
+        let authority = Authority::new();
+        let addresses = addresses(servers);
+        let mut site = Site {
+            etcd,
+            authority,
+            servers: Vec::new(),
+            addresses: addresses.iter().map(SocketAddr::to_string).collect(),
+            directory,
+        };
+        for (n, address) in addresses.iter().enumerate() {
+            let names = format!("IP:{},URI:csid://prod/server/s{n}", address.ip());
+            let pair = site.authority.issue(&format!("s{n}"), &names, Purpose::Both, 30);
+            site.credentials(&format!("s{n}"), "server", &pair);
+            let text = format!(
+                "cluster = \"prod\"\nlisten = \"{address}\"\naddress = \"{address}\"\n{keys}\n[etcd]\nendpoints = {:?}\n{GRANTS}",
+                site.etcd.endpoints()
+            );
+            fs::write(site.path(&format!("s{n}.toml")), text).unwrap();
+        }
+        let (made, output) = site.run_server(0, &["init"]);
+        assert!(made, "{output}");
+        for n in 0..servers {
+            let server = site.start_server(n);
+            site.servers.push(server);
+        }
+        site
+    }
+
+    pub fn path(&self, file: &str) -> PathBuf {
+        self.directory.path().join(file)
+    }
+
+    /// Makes a directory of credentials: ca.pem, NAME.pem, NAME.key.
+    pub fn credentials(&self, directory: &str, name: &str, pair: &Pair) -> PathBuf {
+        let path = self.path(directory);
+        fs::create_dir_all(&path).unwrap();
+        fs::copy(self.authority.certificate(), path.join("ca.pem")).unwrap();
+        fs::copy(&pair.certificate, path.join(format!("{name}.pem"))).unwrap();
+        fs::copy(&pair.key, path.join(format!("{name}.key"))).unwrap();
+        path
+    }
+
+    /// Runs a command of csid-server to its end. Returns whether it was a success, and what it said.
+    pub fn run_server(&self, n: usize, arguments: &[&str]) -> (bool, String) {
+        let output = command(&server_program())
+            .arg("--config")
+            .arg(self.path(&format!("s{n}.toml")))
+            .arg("--credentials")
+            .arg(self.path(&format!("s{n}")))
+            .args(arguments)
+            .output()
+            .unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        (output.status.success(), String::from_utf8(said).unwrap())
+    }
+
+    pub fn start_server(&self, n: usize) -> Program {
+        let (config, keys) = (self.path(&format!("s{n}.toml")), self.path(&format!("s{n}")));
+        let arguments = ["--config", config.to_str().unwrap(), "--credentials", keys.to_str().unwrap()];
+        Program::start(&server_program(), &arguments, &[], self.path(&format!("s{n}.log")))
+    }
+
+    /// Issues the certificate of a client of the cluster.
+    pub fn client_pair(&self, uri: &str) -> Pair {
+        let file = uri.replace(['/', ':'], "_");
+        self.authority.issue(&file, &format!("URI:{uri}"), Purpose::Client, 30)
+    }
+
+    /// Returns a client that talks to a server itself. `None`: it has no certificate.
+    pub fn direct(&self, server: usize, pair: Option<&Pair>) -> ClusterClient<Channel> {
+        let mut tls = ClientTlsConfig::new()
+            .ca_certificate(Certificate::from_pem(fs::read(self.authority.certificate()).unwrap()));
+        if let Some(Pair { certificate, key }) = pair {
+            tls = tls.identity(Identity::from_pem(fs::read(certificate).unwrap(), fs::read(key).unwrap()));
+        }
+        let endpoint = Endpoint::from_shared(format!("https://{}", self.addresses[server])).unwrap();
+        ClusterClient::new(endpoint.tls_config(tls).unwrap().timeout(ANSWER).connect_lazy())
+    }
+
+    /// Returns a client of an operator.
+    pub fn operator(&self, server: usize, name: &str) -> ClusterClient<Channel> {
+        self.direct(server, Some(&self.client_pair(&format!("csid://prod/operator/{name}"))))
+    }
+
+    /// Starts a node: its link with its certificate.
+    pub fn node(&self, name: &str) -> Node {
+        let pair = self.client_pair(&format!("csid://prod/node/{name}"));
+        let link = self.link(name, &pair, &self.addresses);
+        Node {
+            link,
+            run: self.path(&format!("{name}.run")),
+            servers: self.addresses.clone(),
+            hello: hello(name),
+        }
+    }
+
+    pub fn link(&self, name: &str, pair: &Pair, servers: &[String]) -> Program {
+        let run = self.path(&format!("{name}.run"));
+        fs::create_dir_all(&run).unwrap();
+        let (config, keys) = (self.path(&format!("{name}.toml")), self.credentials(name, "node", pair));
+        fs::write(&config, format!("cluster = \"prod\"\nservers = {servers:?}\n")).unwrap();
+        let arguments = ["--config", config.to_str().unwrap()];
+        let environment = [("CREDENTIALS_DIRECTORY", keys.as_path()), ("RUNTIME_DIRECTORY", run.as_path())];
+        Program::start(&link_program(), &arguments, &environment, self.path(&format!("{name}.log")))
+    }
+
+    /// Registers a volume of plugin `p` in the namespace `default`, with one access mode.
+    pub async fn register(&self, volume: &str, access_mode: &str) -> VolumeRow {
+        let ask = register(volume, access_mode);
+        self.operator(0, "all").change(ask).await.unwrap().into_inner()
+    }
+
+    pub async fn raw(&self) -> Raw {
+        let endpoint = Endpoint::from_shared(self.etcd.endpoints().remove(0)).unwrap();
+        Raw(KvClient::new(endpoint.connect().await.unwrap()))
+    }
+}
+
+pub fn register(volume: &str, access_mode: &str) -> ChangeAsk {
+    let capability = Capability { access_mode: access_mode.into(), attachment_mode: "file-system".into() };
+    let spec = Spec {
+        capabilities: vec![capability],
+        volume_context: [("share".to_owned(), "hunter2".to_owned())].into(),
+        ..Spec::default()
+    };
+    let register = Register {
+        namespace: String::new(),
+        volume: volume.into(),
+        plugin: "p".into(),
+        external_id: format!("ext-{volume}"),
+        spec: Some(spec),
+    };
+    ChangeAsk { what: Some(change_ask::What::Register(register)) }
+}
+
+/// A node: its link, and what its Hello says.
+pub struct Node {
+    pub link: Program,
+    run: PathBuf,
+    servers: Vec<String>,
+    pub hello: Hello,
+}
+
+pub fn hello(name: &str) -> Hello {
+    Hello {
+        cluster: "prod".into(),
+        journal_id: format!("journal of {name}"),
+        machine_id: format!("machine of {name}"),
+        boot: format!("boot 1 of {name}"),
+        version: "0.1.0".into(),
+        protocol_min: 1,
+        protocol_max: 1,
+        generation: 0,
+        seen_revision: 0,
+    }
+}
+
+/// A node's session.
+pub struct Session {
+    pub to_server: mpsc::Sender<FromNode>,
+    pub from_server: Streaming<ToNode>,
+}
+
+/// The first answer to a Hello.
+#[derive(Debug)]
+pub enum First {
+    Welcome(Welcome),
+    Refused(String),
+}
+
+impl Node {
+    /// Returns a client that talks to a server through the link.
+    pub fn client(&self, server: usize) -> ClusterClient<Channel> {
+        through(&self.run.join(&self.servers[server]))
+    }
+
+    /// Opens a session, and returns its first answer.
+    pub async fn say_hello(&self, server: usize) -> Result<(First, Session), Status> {
+        open(&mut self.client(server), self.hello.clone()).await
+    }
+
+    /// Joins at a server, and reports that plugin `p` attaches nothing.
+    pub async fn join(&self, server: usize) -> Session {
+        let (first, mut session) = self.say_hello(server).await.unwrap();
+        assert!(matches!(first, First::Welcome(_)), "{first:?}");
+        session.report(Attaches::No).await;
+        session
+    }
+
+    /// Claims a volume for the consumer `web`. Waits until the server knows the node's plugin.
+    pub async fn claim(&self, server: usize, volume: &str) -> Result<String, Refusal> {
+        let begun = Instant::now();
+        loop {
+            match self.client(server).claim(ask(volume, "web")).await {
+                Ok(granted) => return Ok(granted.into_inner().claim),
+                Err(status) => {
+                    let refusal = Refusal::of(&status);
+                    if refusal.kind != "PluginUnavailable" || begun.elapsed() > SOON {
+                        return Err(refusal);
+                    }
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+            }
+        }
+    }
+
+    pub async fn detached(&self, server: usize, volume: &str, claim: &str) -> Result<(), Refusal> {
+        let owed = owed(volume, claim);
+        self.client(server).detached(owed).await.map(drop).map_err(|status| Refusal::of(&status))
+    }
+}
+
+/// Returns a client that talks through a socket of a link.
+pub fn through(socket: &Path) -> ClusterClient<Channel> {
+    let socket = socket.to_owned();
+    let connector = tower::service_fn(move |_| {
+        let socket = socket.clone();
+        async move { UnixStream::connect(socket).await.map(TokioIo::new) }
+    });
+    let endpoint = Endpoint::from_static("http://csid-link").timeout(ANSWER);
+    ClusterClient::new(endpoint.connect_with_connector_lazy(connector))
+}
+
+pub async fn open(client: &mut ClusterClient<Channel>, hello: Hello) -> Result<(First, Session), Status> {
+    let (to_server, receiver) = mpsc::channel(8);
+    let first = FromNode { is: Some(from_node::Is::Hello(hello)) };
+    to_server.send(first).await.unwrap();
+    let mut from_server = client.session(ReceiverStream::new(receiver)).await?.into_inner();
+    let answer = tokio::time::timeout(ANSWER, from_server.message()).await.expect("no answer to Hello")?;
+    let first = match answer.and_then(|answer| answer.is) {
+        Some(to_node::Is::Welcome(welcome)) => First::Welcome(welcome),
+        Some(to_node::Is::Refused(refused)) => First::Refused(refused.reason),
+        other => panic!("no answer to Hello: {other:?}"),
+    };
+    Ok((first, Session { to_server, from_server }))
+}
+
+impl Session {
+    pub async fn report(&mut self, attaches: Attaches) {
+        let report = PluginReport { plugin: "p".into(), attaches: attaches.into() };
+        let plugins = Plugins { plugins: vec![report] };
+        self.to_server.send(FromNode { is: Some(from_node::Is::Plugins(plugins)) }).await.unwrap();
+    }
+
+    /// Waits for the next message.
+    pub async fn next(&mut self) -> Result<Option<to_node::Is>, Refusal> {
+        let next = tokio::time::timeout(SOON, self.from_server.message()).await.expect("no message came");
+        next.map(|message| message.and_then(|message| message.is)).map_err(|status| Refusal::of(&status))
+    }
+}
+
+/// A claim of the consumer on the calling node.
+pub fn ask(volume: &str, consumer: &str) -> ClaimAsk {
+    ClaimAsk {
+        call: "call 1".into(),
+        volume: volume.into(),
+        consumer: consumer.into(),
+        uid: 1000,
+        r#use: Some(Use {
+            mode: "write".into(),
+            access_mode: "single-node-writer".into(),
+            attachment_mode: "file-system".into(),
+        }),
+        ..ClaimAsk::default()
+    }
+}
+
+pub fn owed(volume: &str, claim: &str) -> Owed {
+    Owed { claim: claim.into(), volume: volume.into(), consumer: "web".into(), ..Owed::default() }
+}
+
+/// Why a call was refused.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Refusal {
+    pub code: Code,
+    /// Empty: the answer has no Failure.
+    pub kind: String,
+    pub message: String,
+    pub holders: Vec<String>,
+    pub retryable: bool,
+}
+
+impl Refusal {
+    pub fn of(status: &Status) -> Refusal {
+        let trailer = status.metadata().get_bin("csid-failure-bin").and_then(|value| value.to_bytes().ok());
+        let failure = trailer.map(|bytes| Failure::decode(bytes).unwrap()).unwrap_or_default();
+        let Failure { kind, holders, retryable, .. } = failure;
+        Refusal { code: status.code(), kind, message: status.message().to_owned(), holders, retryable }
+    }
+}
+
+/// Polls until `condition` holds.
+pub async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
+    let end = Instant::now() + SOON;
+    while !condition().await {
+        assert!(Instant::now() < end, "in {SOON:?} it did not come to this: {what}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// etcd itself, past the servers.
+pub struct Raw(KvClient<Channel>);
+
+impl Raw {
+    pub async fn below(&mut self, prefix: &str) -> Vec<KeyValue> {
+        let mut range_end = prefix.as_bytes().to_vec();
+        *range_end.last_mut().unwrap() += 1;
+        let request = RangeRequest { key: prefix.into(), range_end, ..RangeRequest::default() };
+        self.0.range(request).await.unwrap().into_inner().kvs
+    }
+
+    pub async fn put(&mut self, key: &str, value: &str) {
+        let put = PutRequest { key: key.into(), value: value.into(), lease: 0 };
+        self.change(Operation::RequestPut(put)).await;
+    }
+
+    pub async fn delete(&mut self, key: &[u8]) {
+        let delete = DeleteRangeRequest { key: key.to_vec(), range_end: Vec::new() };
+        self.change(Operation::RequestDeleteRange(delete)).await;
+    }
+
+    async fn change(&mut self, operation: Operation) {
+        let success = vec![RequestOp { request: Some(operation) }];
+        let done = self.0.txn(TxnRequest { success, ..TxnRequest::default() }).await.unwrap();
+        assert!(done.into_inner().succeeded);
+    }
+}
