@@ -5,6 +5,7 @@ mod failures;
 mod limits;
 mod outcomes;
 mod proxy;
+mod rows;
 mod suite;
 mod support;
 mod values;

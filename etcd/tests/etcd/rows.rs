@@ -1,0 +1,145 @@
+//! Rows, leases, and changes that rows guard.
+
+use std::time::{Duration, Instant};
+
+use csid::store::registry::{Conflict, Registry, RegistryError};
+use csid::store::testing::samples::{claim, name, new, record, swap, swap_in};
+use csid_etcd::{Expected, Guard, RowKey, Rows, Swapped, Write, Written};
+
+use crate::cluster::Cluster;
+use crate::proxy::{Losses, Proxy};
+use crate::support::registry;
+
+fn node() -> RowKey {
+    RowKey::Node("n1".into())
+}
+
+fn put(key: RowKey, value: &str, lease: i64) -> Write {
+    Write { key, value: Some(value.into()), lease }
+}
+
+#[tokio::test]
+async fn change_is_refused_when_a_guarded_row_has_changed() {
+    let cluster = Cluster::start(1, &[]).await;
+    let registry = registry(cluster.endpoints());
+    let rows = registry.rows();
+    swap_in(&registry, new(record("data", &[]))).await.unwrap();
+    let Written::Done { revision } = rows.write(&[], vec![put(node(), "ready", 0)]).await.unwrap() else {
+        panic!("a write without a guard was refused")
+    };
+    let change = async |is: Expected| {
+        let before = registry.record(name("data")).await.unwrap();
+        let mut after = before.clone();
+        after.claims.insert(claim(&format!("job {is:?}"), "n1"));
+        registry.swap_guarded(swap(&before, after), vec![Guard { key: node(), is }]).await
+    };
+    for holds in [Expected::Revision(revision), Expected::Created(revision)] {
+        assert!(matches!(change(holds).await, Ok(Swapped::Done(_))), "{holds:?}");
+    }
+    assert_eq!(change(Expected::Absent).await.unwrap(), Swapped::Refused(node()));
+    rows.write(&[], vec![put(node(), "fenced", 0)]).await.unwrap();
+    assert_eq!(change(Expected::Revision(revision)).await.unwrap(), Swapped::Refused(node()));
+    assert!(
+        matches!(change(Expected::Created(revision)).await, Ok(Swapped::Done(_))),
+        "it was not made again"
+    );
+    rows.write(&[], vec![Write { key: node(), value: None, lease: 0 }]).await.unwrap();
+    rows.write(&[], vec![put(node(), "ready", 0)]).await.unwrap();
+    assert_eq!(change(Expected::Created(revision)).await.unwrap(), Swapped::Refused(node()));
+    let claims = registry.record(name("data")).await.unwrap().claims.len();
+    assert_eq!((claims, registry.claims_of("n1").await.unwrap()), (2, 2), "a refused change was made");
+
+    // A record that has changed is stale, whatever the guards are.
+    let stale = record("data", &[]);
+    let guard = Guard { key: node(), is: Expected::Revision(1) };
+    let mut after = stale.clone();
+    after.revision = 0;
+    let before = csid::store::registry::Record { revision: 1, ..stale };
+    let refused = registry.swap_guarded(swap(&before, after), vec![guard]).await;
+    assert!(matches!(refused, Err(RegistryError::Conflict(Conflict::Stale))));
+}
+
+/// etcd commits the change, and its answer is lost. The row changes before the next try.
+#[tokio::test]
+async fn committed_change_with_a_lost_answer_is_no_refusal() {
+    let cluster = Cluster::start(1, &[]).await;
+    let proxy = Proxy::start(cluster.members[0].client).await;
+    let by_proxy = registry(vec![proxy.endpoint()]);
+    let direct = registry(cluster.endpoints());
+    swap_in(&direct, new(record("data", &[]))).await.unwrap();
+    let rows = direct.rows();
+    let Written::Done { revision } = rows.write(&[], vec![put(node(), "ready", 0)]).await.unwrap() else {
+        panic!("a write without a guard was refused")
+    };
+    let before = by_proxy.record(name("data")).await.unwrap();
+    by_proxy.reached(before.revision).await.unwrap();
+    let mut after = before.clone();
+    after.claims.insert(claim("job", "n1"));
+    let guard = Guard { key: node(), is: Expected::Revision(revision) };
+    proxy.lose(Losses {
+        requests: false,
+        answers: true,
+        full: false,
+        from: 600,
+        with: None,
+        connections: false,
+    });
+    let changing =
+        tokio::spawn(async move { by_proxy.swap_guarded(swap(&before, after), vec![guard]).await });
+    while direct.record(name("data")).await.unwrap().claim("job").is_none() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    rows.write(&[], vec![put(node(), "fenced", 0)]).await.unwrap();
+    proxy.lose(Losses {
+        requests: false,
+        answers: false,
+        full: false,
+        from: 600,
+        with: None,
+        connections: false,
+    });
+    proxy.cut();
+    let changed = tokio::time::timeout(Duration::from_secs(15), changing).await.unwrap().unwrap().unwrap();
+    let due = direct.record(name("data")).await.unwrap().revision;
+    assert_eq!(changed, Swapped::Done(due), "a change that was made was taken for refused");
+}
+
+#[tokio::test]
+async fn row_ends_with_its_lease() {
+    let cluster = Cluster::start(3, &[]).await;
+    let registry = registry(cluster.endpoints());
+    let rows = registry.rows();
+    let lease = rows.grant_lease(60).await.unwrap();
+    let key = RowKey::Server("a".into());
+    let absent = Guard { key: key.clone(), is: Expected::Absent };
+    let write = || vec![put(RowKey::Server("a".into()), "beat", lease)];
+    let Written::Done { revision } = rows.write(std::slice::from_ref(&absent), write()).await.unwrap() else {
+        panic!("the first write was refused")
+    };
+    // The cache follows the rows of servers.
+    registry.reached(revision).await.unwrap();
+    assert_eq!(rows.write(&[absent], write()).await.unwrap(), Written::Refused(key.clone()));
+    assert!(rows.keep_lease(lease).await.unwrap());
+    let found = rows.list(&Rows::Servers, 10).await.unwrap();
+    assert_eq!((found.len(), &found[0].0, &found[0].1.value), (1, &key, &b"beat".to_vec()));
+    rows.revoke_lease(lease).await.unwrap();
+    assert_eq!(rows.read(&key).await.unwrap(), None);
+    assert!(!rows.keep_lease(lease).await.unwrap(), "a lease that has ended was renewed");
+    rows.revoke_lease(lease).await.expect("a lease that has ended is no error");
+}
+
+#[tokio::test]
+async fn lease_that_nothing_renews_ends() {
+    let cluster = Cluster::start(1, &[]).await;
+    let registry = registry(cluster.endpoints());
+    let rows = registry.rows();
+    let lease = rows.grant_lease(1).await.unwrap();
+    let key = RowKey::Session { node: "n1".into(), server: "a".into() };
+    rows.write(&[], vec![put(key.clone(), "{}", lease)]).await.unwrap();
+    let begun = Instant::now();
+    while rows.read(&key).await.unwrap().is_some() {
+        assert!(begun.elapsed() < Duration::from_secs(20), "the row is still there");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert!(!rows.keep_lease(lease).await.unwrap());
+}
