@@ -27,6 +27,9 @@ const TRIES: usize = 64;
 /// How long a caller waits for a release at most.
 const RELEASE: Duration = Duration::from_secs(60);
 
+/// The least time between two looks at a claim that is being released.
+const BETWEEN: Duration = Duration::from_millis(50);
+
 /// The claim that a call asks for.
 struct Wanted<'a> {
     caller: &'a Identity,
@@ -218,7 +221,8 @@ impl Cluster {
             if record.claim_at(&ask.consumer, &ask.node).is_none_or(|claim| claim.id != id) {
                 return Ok(Done {});
             }
-            // The list may be behind the record, which costs a turn.
+            // The list may be behind the record, which costs a turn. Other volumes change, too.
+            tokio::time::sleep(BETWEEN.min(deadline.duration_since(Instant::now()))).await;
             let changed = tokio::time::timeout_at(deadline, self.registry.changed(index)).await;
             if let Err(_elapsed) = changed {
                 let holder = format!("{}/{}", ask.node, ask.consumer);

@@ -137,6 +137,13 @@ impl Cluster {
             }
             Written::Unknown => return Ok(None),
         };
+        let joining = Joining { here, revision };
+        if hello.seen_revision > revision {
+            self.part(node, &joining).await?;
+            let text =
+                format!("node {node} has seen revision {}, and etcd has {revision}", hello.seen_revision);
+            return Err(Error::new(Kind::StateCorrupt, text).into());
+        }
         self.node_now(node).await?;
         let welcome = Welcome {
             generation: meta.value.generation,
@@ -146,9 +153,9 @@ impl Cluster {
             },
             servers: self.servers().await?,
             protocol: PROTOCOL,
-            server: here.id.clone(),
+            server: joining.here.id.clone(),
         };
-        Ok(Some(Joined::Welcome(Box::new(welcome), Joining { here, revision })))
+        Ok(Some(Joined::Welcome(Box::new(welcome), joining)))
     }
 
     /// Returns the addresses of the servers that run.

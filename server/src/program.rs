@@ -16,7 +16,7 @@ use rustls::pki_types::pem::PemObject;
 use sd_notify::NotifyState;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
 use tonic::transport::{Certificate, Server, ServerTlsConfig};
 use tracing_subscriber::EnvFilter;
 
@@ -34,6 +34,8 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 const PING: Duration = Duration::from_secs(10);
 /// A call without an answer for so long is given up. The longest waits for a release.
 const CALL: Duration = Duration::from_secs(70);
+/// Lists that are sent at the same time.
+const LISTS: usize = 64;
 const CALLS_OF_CONNECTION: usize = 128;
 /// The limit of a message: a registration has at most 64 KiB in etcd.
 const MESSAGE: usize = 256 * 1024;
@@ -193,7 +195,8 @@ async fn run(config: Config, keys: Keys) -> Result<()> {
         async move { cluster.presence.keep(&cluster.registry, row, || notify(NotifyState::Watchdog)).await }
     });
     let asking = tokio::spawn(ask_for_releases(cluster.clone(), sessions.clone()));
-    let service = Service { cluster: cluster.clone(), sessions };
+    let lists = Arc::new(Semaphore::new(LISTS));
+    let service = Service { cluster: cluster.clone(), sessions, lists };
     let calls = ClusterServer::new(service).max_decoding_message_size(MESSAGE);
     let (stop, stopped) = oneshot::channel::<()>();
     let serving = tokio::spawn(
@@ -219,6 +222,8 @@ async fn run(config: Config, keys: Keys) -> Result<()> {
     tracing::info!("this server stops");
     asking.abort();
     present.abort();
+    // The task is over before this server says that it leaves.
+    let _ = present.await;
     // Sessions end with the presence, and nodes go to another server. New calls are refused.
     let here = cluster.presence.leave();
     drop(stop);

@@ -15,7 +15,7 @@ use csi_proto::cluster::v1::{
 use csi_proto::identity::{Identity, Role};
 use csid::{Error, Kind};
 use futures_util::Stream;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -39,6 +39,8 @@ type End = ServerError;
 pub struct Service {
     pub cluster: Arc<Cluster>,
     pub sessions: Arc<Sessions>,
+    /// Places for lists. Each has pages in memory until its reader takes them.
+    pub lists: Arc<Semaphore>,
 }
 
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -108,9 +110,13 @@ impl Calls for Service {
     async fn volumes(&self, request: Request<ListAsk>) -> Result<Response<Self::VolumesStream>, Status> {
         let caller = self.cluster.caller(&request)?;
         let (namespace, mut after) = self.cluster.list_of(&caller, request.into_inner())?;
+        let place = self.lists.clone().try_acquire_owned().map_err(|_| {
+            ServerError::from(Error::new(Kind::RateLimited, "this server sends as many lists as it may"))
+        })?;
         let cluster = self.cluster.clone();
         let (sender, receiver) = mpsc::channel(1);
         tokio::spawn(async move {
+            let _place = place;
             loop {
                 let read = cluster.pages(&caller, namespace.as_deref(), after.take()).await;
                 let (pages, last) = match read {
@@ -192,15 +198,18 @@ impl Service {
                 _ = &mut entered.replaced => {
                     return Some(ServerError::Unavailable(format!("node {node} has another session with this server")));
                 }
-                _ = presence.wait_for(is_over) => {
-                    return Some(ServerError::Unavailable("this server does not follow etcd now, or stops".into()));
-                }
+                _ = presence.wait_for(is_over) => return Some(cut_off()),
                 () = sender.closed() => return None,
                 message = incoming.message() => message,
             };
             match message {
                 Ok(Some(FromNode { is: Some(From::Plugins(plugins)) })) => {
-                    if let Err(error) = self.cluster.report(node, boot, plugins).await {
+                    let reported = tokio::select! {
+                        reported = self.cluster.report(node, boot, plugins) => reported,
+                        // Without etcd a report waits for longer than a session may go on.
+                        _ = presence.wait_for(is_over) => Err(cut_off()),
+                    };
+                    if let Err(error) = reported {
                         return Some(error);
                     }
                     tokio::time::sleep(BETWEEN).await;
@@ -214,6 +223,10 @@ impl Service {
             }
         }
     }
+}
+
+fn cut_off() -> ServerError {
+    ServerError::Unavailable("this server does not follow etcd now, or stops".into())
 }
 
 async fn hello(incoming: &mut Streaming<FromNode>) -> Result<Hello> {

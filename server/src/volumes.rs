@@ -39,7 +39,10 @@ impl Cluster {
                 return Ok(view::row(&record, caller));
             }
             match self.swap(&record, after, vec![meta_guard(&meta), here.guard()]).await {
-                Ok(Some(after)) => return Ok(view::row(&after, caller)),
+                Ok(Some(after)) => {
+                    tracing::info!(%caller, volume = %name, "a volume was registered or changed");
+                    return Ok(view::row(&after, caller));
+                }
                 Ok(None) => {}
                 Err(error) => return Err(self.hide_name(caller, error)),
             }

@@ -141,6 +141,10 @@ async fn lie_in_a_session_is_refused() {
     assert_eq!(Refusal::of(&refused).kind, "StateCorrupt");
     let mut raw = site.raw().await;
     assert!(raw.below("/csid/v1/node/").await.is_empty(), "a lie was written");
+    let future = Hello { seen_revision: 1 << 40, ..node.hello.clone() };
+    let refused = open(&mut node.client(0), future).await.err().expect("an error");
+    assert_eq!(Refusal::of(&refused).kind, "StateCorrupt");
+    assert!(raw.below("/csid/v1/session/").await.is_empty());
 
     let plugin = |name: &str| PluginReport { plugin: name.into(), attaches: Attaches::No.into() };
     let many = (0..65).map(|n| plugin(&format!("p{n}"))).collect();
