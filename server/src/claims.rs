@@ -130,11 +130,10 @@ impl Cluster {
             }
             return granted(&record, caller, claim).map(Some);
         }
-        let count = self.registry.claims_of(node).await?;
-        if record.claim_at(&claim.consumer, node).is_none() && count >= self.config.max_claims {
-            let text = format!("node {node} has {count} claims, and the limit is {}", self.config.max_claims);
-            return Err(Error::new(Kind::RateLimited, text).into());
-        }
+        let _place = match record.claim_at(&claim.consumer, node) {
+            None => Some(self.place(node).await?),
+            Some(_) => None,
+        };
         let guards = vec![meta_guard(&meta), node_guard(node, &row), here.guard()];
         match self.swap(&record, after, guards).await? {
             Some(after) => granted(&after, caller, claim).map(Some),

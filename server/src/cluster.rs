@@ -18,6 +18,26 @@ pub struct Cluster {
     pub rows: RowStore,
     pub presence: Presence,
     known: Mutex<Known>,
+    /// New claims of each node that are being written.
+    writing: Mutex<HashMap<String, usize>>,
+}
+
+/// A new claim that is being written. It counts until the drop.
+pub struct Writing<'a> {
+    cluster: &'a Cluster,
+    node: &'a str,
+}
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        let mut writing = self.cluster.writing();
+        if let Some(count) = writing.get_mut(self.node) {
+            *count -= 1;
+            if *count == 0 {
+                writing.remove(self.node);
+            }
+        }
+    }
 }
 
 /// Rows as they were read last. etcd compares them with each write, so an old one costs a second try.
@@ -30,7 +50,33 @@ struct Known {
 impl Cluster {
     pub fn new(config: Config, registry: EtcdRegistry, presence: Presence) -> Self {
         let rows = registry.rows();
-        Cluster { config, registry, rows, presence, known: Mutex::default() }
+        let (known, writing) = Default::default();
+        Cluster { config, registry, rows, presence, known, writing }
+    }
+
+    fn writing(&self) -> MutexGuard<'_, HashMap<String, usize>> {
+        self.writing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts one claim more of a node, or refuses it by the limit. Claims that other servers write at the same moment are not counted.
+    pub async fn place<'a>(&'a self, node: &'a str) -> Result<Writing<'a>> {
+        let had = {
+            let mut writing = self.writing();
+            let count = writing.entry(node.to_owned()).or_insert(0);
+            *count += 1;
+            *count - 1
+        };
+        let place = Writing { cluster: self, node };
+        // A claim that was written meanwhile may count twice. The caller repeats the call then.
+        let count = self.registry.claims_of(node).await? + had;
+        match count >= self.config.max_claims {
+            true => {
+                let text =
+                    format!("node {node} has {count} claims, and the limit is {}", self.config.max_claims);
+                Err(Error::new(Kind::RateLimited, text).into())
+            }
+            false => Ok(place),
+        }
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {

@@ -43,6 +43,7 @@ impl Cluster {
     /// Joins a node, whose certificate says who it is.
     pub async fn join(&self, node: &Identity, hello: &Hello) -> Result<Joined> {
         for (what, text) in [
+            ("cluster", &hello.cluster),
             ("journal-id", &hello.journal_id),
             ("machine-id", &hello.machine_id),
             ("boot", &hello.boot),

@@ -237,3 +237,28 @@ async fn node_has_no_more_claims_than_the_limit() {
     node.detached(0, "b", ids[1].as_ref().unwrap()).await.unwrap();
     node.claim(0, "c").await.unwrap();
 }
+
+#[tokio::test]
+async fn claims_at_once_do_not_pass_the_limit() {
+    let site = Site::start_with(1, "max-claims = 3").await;
+    let node = site.node("n1");
+    let _session = node.join(0).await;
+    for n in 0..20 {
+        site.register(&format!("v{n}"), "single-node-writer").await;
+    }
+    node.claim(0, "v0").await.unwrap();
+    let calls = (1..20).map(|n| {
+        let mut client = node.client(0);
+        async move { client.claim(ask(&format!("v{n}"), "web")).await }
+    });
+    let answers = futures_util::future::join_all(calls).await;
+    let granted = answers.iter().filter(|answer| answer.is_ok()).count();
+    assert!((1..=2).contains(&granted), "{granted} more claims than one");
+    for answer in answers.iter().filter_map(|answer| answer.as_ref().err()) {
+        assert_eq!(Refusal::of(answer).kind, "RateLimited", "{answer:?}");
+    }
+    let mut raw = site.raw().await;
+    let claims = raw.below("/csid/v1/vol/").await;
+    let claims = claims.iter().filter(|kv| String::from_utf8_lossy(&kv.key).contains("/claim/"));
+    assert_eq!(claims.count(), granted + 1);
+}
