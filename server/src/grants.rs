@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn no_grant_is_of_a_server_or_gives_mount_to_an_operator() {
+    fn servers_and_mounting_operators_have_no_grant() {
         assert!(Grants::new(vec![grant("server/*", &["*"], &["read"])]).is_err());
         let grants = Grants::new(vec![grant("operator/*", &["*"], &["mount", "join"])]).unwrap();
         let operator = identity(Role::Operator, "a");

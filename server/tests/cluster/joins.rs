@@ -101,12 +101,14 @@ async fn fenced_or_blocked_node_is_refused() {
     let mut raw = site.raw().await;
     let row = raw.below("/csid/v1/node/n1").await.remove(0);
     let row = String::from_utf8(row.value).unwrap();
-    for state in ["fenced", "blocked"] {
-        // The server has the old row in memory. etcd compares it.
+    // The server has the ready row in memory at the first claim. For a new claim etcd compares it. The claim that is there is no change.
+    for (state, volumes) in [("fenced", ["more", "data"]), ("blocked", ["data", "more"])] {
+        raw.put("/csid/v1/node/n1", &row).await;
+        assert_eq!(node.claim(0, "data").await, Ok(claim.clone()));
         let changed = row.replace("\"ready\"", &format!("\"{state}\""));
         assert_ne!(changed, row);
         raw.put("/csid/v1/node/n1", &changed).await;
-        for volume in ["more", "data"] {
+        for volume in volumes {
             let refused = node.claim(0, volume).await.unwrap_err();
             assert_eq!(
                 (refused.code, refused.kind.as_str()),
