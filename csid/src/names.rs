@@ -283,6 +283,12 @@ impl Word for Phase {
     ];
 }
 
+/// Returns the namespace that a credential belongs to: the part between `csid.` and the last dot. Namespaces may have dots and names
+/// may not, so `csid.a.b.key` belongs to `a.b` and never to `a`. No two namespaces share a credential.
+pub(crate) fn credential_namespace(credential: &str) -> Option<&str> {
+    credential.strip_prefix("csid.")?.rsplit_once('.').map(|(namespace, _)| namespace)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -384,5 +390,17 @@ mod tests {
         let error = Restore::read("restore", "AUTO").unwrap_err();
         assert_eq!(error.message, "restore is none of auto, hold");
         assert_eq!(word(Phase::Uncertain), "uncertain");
+    }
+
+    #[test]
+    fn credential_belongs_to_one_namespace() {
+        for (credential, namespace) in [
+            ("csid.a.key", Some("a")),
+            ("csid.a.b.key", Some("a.b")),
+            ("csid.key", None),
+            ("csida.key", None),
+        ] {
+            assert_eq!(credential_namespace(credential), namespace, "{credential}");
+        }
     }
 }

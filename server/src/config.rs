@@ -82,6 +82,9 @@ impl Config {
         ensure!(max_claims > 0, "max-claims is 0");
         ensure!(max_sessions > 0, "max-sessions is 0");
         let EtcdSection { endpoints, prefix } = etcd;
+        let open =
+            endpoints.iter().find(|endpoint| !endpoint.starts_with("https://") && !is_loopback(endpoint));
+        ensure!(open.is_none(), "etcd.endpoints has an address of another host without https://: {open:?}");
         ensure!(
             prefix.starts_with('/') && prefix.ends_with('/'),
             "etcd.prefix does not begin and end with a slash: {prefix:?}"
@@ -89,6 +92,14 @@ impl Config {
         let grants = Grants::new(grants)?;
         Ok(Config { cluster, listen, address, max_claims, max_sessions, endpoints, prefix, grants })
     }
+}
+
+/// Returns whether the endpoint is http:// and an address of this host.
+fn is_loopback(endpoint: &str) -> bool {
+    let address = endpoint.strip_prefix("http://").map(|rest| rest.trim_end_matches('/'));
+    address
+        .and_then(|address| address.parse::<SocketAddr>().ok())
+        .is_some_and(|address| address.ip().is_loopback())
 }
 
 /// The keys and certificates of a server, as PEM.
@@ -157,6 +168,9 @@ mod tests {
             ("s1.example:7443", "s1.example"),
             ("s1.example:7443", ":7443"),
             ("[\"https://10.0.0.1:2379\"]", "[]"),
+            ("https://10", "http://10"),
+            ("https://10", "10"),
+            ("https://10.0.0.1:2379", "http://localhost.example:2379"),
             ("[etcd]\n", "[etcd]\nprefix = \"csid\"\n"),
             ("[etcd]\n", "[etcd]\npassword = \"x\"\n"),
         ] {

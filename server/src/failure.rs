@@ -43,7 +43,10 @@ impl From<csid::store::registry::RegistryError> for ServerError {
         match error {
             RegistryError::Unreachable(source)
             | RegistryError::Full(source)
-            | RegistryError::Ended(source) => ServerError::Unavailable(source.to_string()),
+            | RegistryError::Ended(source) => {
+                tracing::warn!(error = %source, "a call was not done");
+                ServerError::Unavailable("the server cannot reach etcd, or etcd is full".into())
+            }
             error => ServerError::Refused(error.into()),
         }
     }
@@ -59,7 +62,11 @@ impl From<ServerError> for Status {
                 | EtcdError::Open { .. }
                 | EtcdError::Full
                 | EtcdError::Ended),
-            ) => unavailable(error.to_string()),
+            ) => {
+                // It names etcd's members, which are none of the callers' business.
+                tracing::warn!(%error, "a call was not done");
+                unavailable("the server cannot reach etcd, or etcd is full".into())
+            }
             error @ (ServerError::Etcd(_) | ServerError::Row(_)) => {
                 refused(Error::internal(error.to_string()))
             }

@@ -25,6 +25,12 @@ impl Cluster {
         self.require(caller, &name.namespace, May::Register)?;
         let spec = spec(ask.spec.unwrap_or_default())?;
         rules::check_volume(&ask.plugin, &ask.external_id, &spec)?;
+        // The volume's context says to whom nodes present the secrets.
+        if let Some(credential) = &spec.credential
+            && !self.config.grants.allow_everywhere(caller, May::Register)
+        {
+            rules::check_credential(&name.namespace, credential)?;
+        }
         let volume = VolumeKey::new(ask.plugin, ask.external_id);
         let new = rules::new_registration(&caller.to_string(), spec);
         for _ in 0..TRIES {
@@ -90,7 +96,10 @@ impl Cluster {
             size += bytes;
             page.volumes.push(row);
         }
-        pages.push(page);
+        // How many volumes the caller does not see is none of its business.
+        if !page.volumes.is_empty() || last.is_none() {
+            pages.push(page);
+        }
         Ok((pages, last))
     }
 

@@ -135,7 +135,7 @@ pub(super) fn credential_without_namespace(options: &mut Options, permit: &Permi
 }
 
 pub(super) fn authorise_credential(permit: &Permit, namespace: &str, credential: Option<&str>) -> Result<()> {
-    let own = credential.is_none_or(|name| credential_namespace(name) == Some(namespace));
+    let own = credential.is_none_or(|name| names::credential_namespace(name) == Some(namespace));
     match own || permit.caller().is_root() {
         true => Ok(()),
         false => Err(Error::new(
@@ -145,12 +145,6 @@ pub(super) fn authorise_credential(permit: &Permit, namespace: &str, credential:
             ),
         )),
     }
-}
-
-/// Returns the namespace that a credential belongs to: the part between `csid.` and the last dot. Namespaces may have dots and names
-/// may not, so `csid.a.b.key` belongs to `a.b` and never to `a`. No two namespaces share a credential.
-fn credential_namespace(credential: &str) -> Option<&str> {
-    credential.strip_prefix("csid.")?.rsplit_once('.').map(|(namespace, _)| namespace)
 }
 
 /// Reads the secrets of the call. `credential`: the credential of the same call, which excludes them.
@@ -306,18 +300,6 @@ mod tests {
             assert_eq!(taken.as_ref().err().map(|error| error.kind), due, "{target:?}");
             assert_eq!(taken.ok().flatten().is_some(), due.is_none());
             assert!(target_fd(&mut options(vec![]), &permit, None).unwrap().is_none());
-        }
-    }
-
-    #[test]
-    fn credential_belongs_to_one_namespace() {
-        for (credential, namespace) in [
-            ("csid.a.key", Some("a")),
-            ("csid.a.b.key", Some("a.b")),
-            ("csid.key", None),
-            ("csida.key", None),
-        ] {
-            assert_eq!(credential_namespace(credential), namespace, "{credential}");
         }
     }
 }

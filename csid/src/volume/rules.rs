@@ -66,9 +66,9 @@ pub fn check_name(what: &str, text: &str) -> Result<()> {
 /// Checks the name of a systemd credential, and that it is one of this namespace.
 pub fn check_credential(namespace: &str, name: &str) -> Result<()> {
     names::credential(name)?;
-    match name.starts_with(&format!("csid.{namespace}.")) {
+    match names::credential_namespace(name) == Some(namespace) {
         true => Ok(()),
-        false => Err(Error::invalid(format!("credential does not begin with csid.{namespace}."))),
+        false => Err(Error::invalid(format!("credential is not csid.{namespace}.NAME, NAME without a dot"))),
     }
 }
 

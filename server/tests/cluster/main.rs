@@ -3,6 +3,7 @@
 mod access;
 mod certificates;
 mod claims;
+mod credentials;
 #[path = "../../../etcd/tests/etcd/cluster.rs"]
 #[allow(dead_code, reason = "the tests of the registry use more of it")]
 mod etcd;

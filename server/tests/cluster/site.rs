@@ -53,6 +53,11 @@ may = ["read", "register", "claim-for", "release-others", "fence"]
 who = "operator/releases"
 namespaces = ["default"]
 may = ["release-others"]
+
+[[grant]]
+who = "operator/registers"
+namespaces = ["a"]
+may = ["register"]
 "#;
 
 pub struct Site {
