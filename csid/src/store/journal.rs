@@ -400,7 +400,7 @@ impl Journal {
     }
 }
 
-/// Returns the number of pages that SQLite has written, and begins to count anew if `resets`.
+/// Returns the number of pages that SQLite has written. `resets`: the count then begins at 0 again.
 fn pages_written(db: &Connection, resets: bool) -> i32 {
     let (mut pages, mut most) = (0, 0);
     // SAFETY: the connection is open, and this writes two numbers.
