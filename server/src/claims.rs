@@ -18,7 +18,7 @@ use crate::cluster::{Cluster, meta_guard, node_guard};
 use crate::failure::{Result, ServerError};
 use crate::grants::May;
 use crate::random;
-use crate::rows::{NodeRow, NodeState};
+use crate::rows::{NodeRow, NodeState, Read};
 use crate::time::now_usec;
 use crate::view;
 
@@ -35,6 +35,8 @@ struct Wanted<'a> {
     caller: &'a Identity,
     name: VolumeName,
     node: String,
+    /// The boot of a calling node.
+    boot: String,
     claim: Claim,
 }
 
@@ -78,7 +80,7 @@ impl Cluster {
             since_usec: now_usec(),
             ..rules::new_claim(&ask.consumer, &node, ask.uid, usage)
         };
-        Ok(Wanted { caller, name, node, claim })
+        Ok(Wanted { caller, name, node, boot: ask.boot, claim })
     }
 
     /// Returns the node whose claim is meant, if the caller may claim for it.
@@ -97,7 +99,7 @@ impl Cluster {
 
     /// Returns `None` if the record or a row has changed since it was read.
     async fn try_claim(&self, wanted: &Wanted<'_>) -> Result<Option<Granted>> {
-        let Wanted { caller, name, node, claim } = wanted;
+        let Wanted { caller, name, node, boot, claim } = wanted;
         let here = self.presence.here()?;
         let meta = self.normal().await?;
         let row = self.node(node).await?;
@@ -106,6 +108,19 @@ impl Cluster {
         let Some(row) = row else { return Err(not_joined(node)) };
         if row.value.state != NodeState::Ready {
             return self.refuse_state(node).await;
+        }
+        let mut guards = vec![meta_guard(&meta), node_guard(node, &row), here.guard()];
+        if caller.role == Role::Node {
+            let own = match caller.name == *node {
+                true => row.clone(),
+                false => self.node(&caller.name).await?.ok_or_else(|| not_joined(&caller.name))?,
+            };
+            if !self.is_of_boot(&caller.name, &own, boot).await? {
+                return Ok(None);
+            }
+            if caller.name != *node {
+                guards.push(node_guard(&caller.name, &own));
+            }
         }
         let claims = claims(&record, node, Some(&row.value));
         let (after, next) = rules::step(&claims, ClaimEvent::Claim(claim.clone()))
@@ -124,8 +139,7 @@ impl Cluster {
         let after = Record { claims: after.claims, attachments: after.attachments, ..record.clone() };
         if after == record {
             // Nothing is written, so nothing compares the node's row: a fence may have come since it was read.
-            let now = self.node_now(node).await?;
-            if now.is_none_or(|now| now.revision != row.revision) {
+            if self.has_changed(node, &row).await? {
                 return Ok(None);
             }
             return granted(&record, caller, claim).map(Some);
@@ -134,7 +148,6 @@ impl Cluster {
             None => Some(self.place(node).await?),
             Some(_) => None,
         };
-        let guards = vec![meta_guard(&meta), node_guard(node, &row), here.guard()];
         match self.swap(&record, after, guards).await? {
             Some(after) => granted(&after, caller, claim).map(Some),
             None => Ok(None),
@@ -157,6 +170,17 @@ impl Cluster {
         }
     }
 
+    /// Refuses a call of another boot than the one that has joined, such as a clone's. `false`: the row has changed since it was read.
+    async fn is_of_boot(&self, node: &str, row: &Read<NodeRow>, boot: &str) -> Result<bool> {
+        if row.value.boot == boot {
+            return Ok(true);
+        }
+        match self.has_changed(node, row).await? {
+            true => Ok(false),
+            false => Err(Error::new(Kind::Busy, format!("node {node} has joined with another boot")).into()),
+        }
+    }
+
     /// Takes a node's word that it has nothing of a claim any more.
     pub async fn detached(&self, caller: &Identity, owed: Owed) -> Result<Accepted> {
         self.require_node(caller)?;
@@ -173,6 +197,10 @@ impl Cluster {
                 // It ended before. A claim of a later call has another id, and stays.
                 return Ok(Accepted {});
             };
+            let Some(row) = self.node(node).await? else { return Err(not_joined(node)) };
+            if !self.is_of_boot(node, &row, &owed.boot).await? {
+                continue;
+            }
             let is_other = |other: &Claim| {
                 other.node == *node && other.consumer != owed.consumer && other.state == ClaimState::Taken
             };
@@ -183,12 +211,12 @@ impl Cluster {
             if matches!(claim.state, ClaimState::NodeDetached | ClaimState::ControllerDetached) {
                 return Ok(Accepted {});
             }
-            let row = self.node(node).await?;
             let event = ClaimEvent::Detached { consumer: owed.consumer.clone() };
-            let stepped = rules::step(&claims(&record, node, row.as_ref().map(|row| &row.value)), event);
+            let stepped = rules::step(&claims(&record, node, Some(&row.value)), event);
             let (after, _) = stepped.map_err(|refusal| rules::refused(refusal, &name, &owed.consumer))?;
             let after = Record { claims: after.claims, attachments: after.attachments, ..record.clone() };
-            if self.swap(&record, after, vec![meta_guard(&meta), here.guard()]).await?.is_some() {
+            let guards = vec![meta_guard(&meta), node_guard(node, &row), here.guard()];
+            if self.swap(&record, after, guards).await?.is_some() {
                 return Ok(Accepted {});
             }
         }

@@ -132,6 +132,11 @@ impl Cluster {
         }
     }
 
+    /// Reads a node's row again. Returns whether it has changed since it was read.
+    pub async fn has_changed(&self, node: &str, row: &Read<NodeRow>) -> Result<bool> {
+        Ok(self.node_now(node).await?.is_none_or(|now| now.revision != row.revision))
+    }
+
     /// Waits for a change of etcd after `index`. `None`: none will come.
     pub async fn registry_changed(&self, index: u64) -> Option<u64> {
         self.registry.changed(index).await.ok()

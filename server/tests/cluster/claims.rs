@@ -3,7 +3,7 @@
 use csi_proto::cluster::v1::{Attaches, ListAsk, ReleaseAsk, VolumeAsk, to_node};
 use tonic::Code;
 
-use crate::site::{Refusal, Site, ask, eventually, register};
+use crate::site::{Refusal, Site, eventually, register};
 
 #[tokio::test]
 async fn released_claim_is_had_by_the_other_node() {
@@ -42,7 +42,7 @@ async fn same_consumer_on_two_nodes_has_two_claims() {
     let mut sessions = Vec::new();
     for node in &nodes {
         sessions.push(node.join(0).await);
-        let mut wanted = ask("shared", "web");
+        let mut wanted = node.ask("shared", "web");
         wanted.r#use.as_mut().unwrap().access_mode = "multi-node-multi-writer".into();
         let mut granted = None;
         eventually("the claim is granted", async || {
@@ -77,8 +77,9 @@ async fn one_of_many_claims_at_once_is_granted() {
     nodes[0].detached(0, "other", &other).await.unwrap();
     nodes[1].claim(1, "other").await.unwrap();
     let calls = (0..40).map(|n| {
-        let mut client = nodes[n % 2].client(n % 2);
-        async move { client.claim(ask("data", &format!("c{n}"))).await }
+        let node = &nodes[n % 2];
+        let (mut client, ask) = (node.client(n % 2), node.ask("data", &format!("c{n}")));
+        async move { client.claim(ask).await }
     });
     let answers = futures_util::future::join_all(calls).await;
     let granted = answers.iter().filter(|answer| answer.is_ok()).count();
@@ -95,7 +96,7 @@ async fn plugin_that_attaches_or_is_unknown_is_refused() {
     site.register("data", "single-node-writer").await;
     let node = site.node("n1");
     let (_, mut session) = node.say_hello(0).await.unwrap();
-    let unknown = node.client(0).claim(ask("data", "web")).await.unwrap_err();
+    let unknown = node.client(0).claim(node.ask("data", "web")).await.unwrap_err();
     let unknown = Refusal::of(&unknown);
     assert_eq!((unknown.kind.as_str(), unknown.retryable), ("PluginUnavailable", true));
     session.report(Attaches::Yes).await;
@@ -248,8 +249,8 @@ async fn claims_at_once_do_not_pass_the_limit() {
     }
     node.claim(0, "v0").await.unwrap();
     let calls = (1..20).map(|n| {
-        let mut client = node.client(0);
-        async move { client.claim(ask(&format!("v{n}"), "web")).await }
+        let (mut client, ask) = (node.client(0), node.ask(&format!("v{n}"), "web"));
+        async move { client.claim(ask).await }
     });
     let answers = futures_util::future::join_all(calls).await;
     let granted = answers.iter().filter(|answer| answer.is_ok()).count();

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use tonic::Code;
 
-use crate::site::{First, Refusal, Site, ask, eventually, open};
+use crate::site::{First, Refusal, Site, eventually, open};
 
 #[tokio::test]
 async fn node_of_a_killed_server_goes_on_at_the_other() {
@@ -56,7 +56,7 @@ async fn server_without_etcd_ends_its_sessions_in_time() {
     let ended = session.next().await.unwrap_err();
     assert_eq!((ended.code, ended.kind.as_str()), (Code::Unavailable, "Unavailable"));
     assert!(begun.elapsed() < Duration::from_secs(15), "it took {:?}", begun.elapsed());
-    let refused = node.client(0).claim(ask("data", "web")).await.unwrap_err();
+    let refused = node.client(0).claim(node.ask("data", "web")).await.unwrap_err();
     assert_eq!(Refusal::of(&refused).kind, "Unavailable");
     let hello = node.say_hello(0).await;
     assert_eq!(hello.err().map(|status| status.code()), Some(Code::Unavailable));

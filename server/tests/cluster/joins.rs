@@ -1,8 +1,8 @@
 //! Sessions: who may join, and what ends a session.
 
-use csi_proto::cluster::v1::{FromNode, Hello, from_node};
+use csi_proto::cluster::v1::{ClaimAsk, FromNode, Hello, Owed, from_node};
 use rustix::process::Signal;
-use tonic::Code;
+use tonic::{Code, Status};
 
 use crate::site::{First, Refusal, Site, eventually, hello, open};
 
@@ -150,4 +150,46 @@ async fn stopped_server_leaves_nothing_in_etcd() {
     }
     // Its row in `node` stays.
     assert_eq!(raw.below("/csid/v1/node/").await.len(), 1);
+}
+
+/// A clone has the key and the journal of the node, and another boot.
+#[tokio::test]
+async fn clone_of_a_node_does_nothing_with_its_claims() {
+    let site = Site::start(2).await;
+    for volume in ["data", "more"] {
+        site.register(volume, "single-node-writer").await;
+    }
+    let mut node = site.node("n1");
+    let session = node.join(0).await;
+    let claim = node.claim(0, "data").await.unwrap();
+    let refused = |status: Status| {
+        let refusal = Refusal::of(&status);
+        assert_eq!((refusal.code, refusal.kind.as_str()), (Code::Aborted, "Busy"), "{refusal:?}");
+        assert!(refusal.message.contains("another boot"), "{refusal:?}");
+    };
+    let of_clone = |volume| ClaimAsk { boot: "of a clone".into(), ..node.ask(volume, "web") };
+    for volume in ["data", "more"] {
+        refused(node.client(0).claim(of_clone(volume)).await.unwrap_err());
+    }
+    let owed = Owed { boot: "of a clone".into(), ..node.owed("data", &claim) };
+    for server in [0, 1] {
+        refused(node.client(server).detached(owed.clone()).await.unwrap_err());
+    }
+    assert_eq!(node.claim(0, "data").await, Ok(claim.clone()));
+    // An operator has no boot.
+    let of_operator = ClaimAsk { node: "n1".into(), boot: String::new(), ..node.ask("more", "web") };
+    site.operator(0, "all").claim(of_operator).await.unwrap();
+
+    // The node boots again, and joins the other server. The first one has its old row in memory.
+    let old = node.owed("data", &claim);
+    drop(session);
+    node.hello.boot = "boot 2".into();
+    eventually("the rebooted node joins", async || {
+        matches!(node.say_hello(1).await.unwrap(), (First::Welcome(_), _))
+    })
+    .await;
+    refused(node.client(0).detached(old).await.unwrap_err());
+    node.detached(0, "data", &claim).await.unwrap();
+    let mut raw = site.raw().await;
+    assert!(raw.below("/csid/v1/vol/default/data/claim/").await.is_empty());
 }

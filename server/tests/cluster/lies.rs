@@ -5,7 +5,7 @@ use csi_proto::cluster::v1::{
 };
 use tonic::Code;
 
-use crate::site::{Refusal, Site, ask, eventually, open, owed};
+use crate::site::{Refusal, Site, eventually, open};
 
 #[tokio::test]
 async fn lie_in_a_claim_is_refused() {
@@ -18,10 +18,12 @@ async fn lie_in_a_claim_is_refused() {
     let known = node.claim(0, "known").await.unwrap();
     node.detached(0, "known", &known).await.unwrap();
     other.claim(0, "known").await.unwrap();
-    let good = ask("data", "web");
+    let good = node.ask("data", "web");
     let long = "x".repeat(129);
     type Lie<'a> = &'a dyn Fn(&mut ClaimAsk);
-    let cases: [(&str, Lie<'_>, Code); 21] = [
+    let cases: [(&str, Lie<'_>, Code); 23] = [
+        ("another boot", &|ask| ask.boot = "of a clone".into(), Code::Aborted),
+        ("no boot", &|ask| ask.boot = String::new(), Code::Aborted),
         ("another node", &|ask| ask.node = "n2".into(), Code::PermissionDenied),
         ("a node of no name", &|ask| ask.node = "../n2".into(), Code::PermissionDenied),
         ("a namespace without a grant", &|ask| ask.namespace = "other".into(), Code::PermissionDenied),
@@ -79,7 +81,7 @@ async fn lie_in_detached_ends_no_claim() {
     let (node, other) = (site.node("n1"), site.node("n2"));
     let _sessions = (node.join(0).await, other.join(0).await);
     let claim = other.claim(0, "data").await.unwrap();
-    let good = owed("data", &claim);
+    let good = node.owed("data", &claim);
     type Lie<'a> = &'a dyn Fn(&mut Owed);
     let cases: [(&str, Lie<'_>, Option<Code>); 8] = [
         // It is true of n1 that it has no such claim.
@@ -101,10 +103,16 @@ async fn lie_in_detached_ends_no_claim() {
     }
     // The claim's own node, with wrong words.
     for (lie, owed, code) in [
-        ("another id", owed("data", "another id"), None),
+        ("another id", other.owed("data", "another id"), None),
+        (
+            "another boot",
+            Owed { boot: "of a clone".into(), ..other.owed("data", &claim) },
+            Some(Code::Aborted),
+        ),
+        ("no boot", Owed { boot: String::new(), ..other.owed("data", &claim) }, Some(Code::Aborted)),
         (
             "staged for a claim that is not there",
-            Owed { still_staged: true, ..good.clone() },
+            Owed { still_staged: true, ..other.owed("data", &claim) },
             Some(Code::Aborted),
         ),
     ] {

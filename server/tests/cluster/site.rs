@@ -374,7 +374,7 @@ impl Node {
     pub async fn claim(&self, server: usize, volume: &str) -> Result<String, Refusal> {
         let begun = Instant::now();
         loop {
-            match self.client(server).claim(ask(volume, "web")).await {
+            match self.client(server).claim(self.ask(volume, "web")).await {
                 Ok(granted) => return Ok(granted.into_inner().claim),
                 Err(status) => {
                     let refusal = Refusal::of(&status);
@@ -387,8 +387,18 @@ impl Node {
         }
     }
 
+    /// A claim that this boot of the node asks for.
+    pub fn ask(&self, volume: &str, consumer: &str) -> ClaimAsk {
+        ClaimAsk { boot: self.hello.boot.clone(), ..ask(volume, consumer) }
+    }
+
+    /// The end of a claim, by this boot of the node.
+    pub fn owed(&self, volume: &str, claim: &str) -> Owed {
+        Owed { boot: self.hello.boot.clone(), ..owed(volume, claim) }
+    }
+
     pub async fn detached(&self, server: usize, volume: &str, claim: &str) -> Result<(), Refusal> {
-        let owed = owed(volume, claim);
+        let owed = self.owed(volume, claim);
         self.client(server).detached(owed).await.map(drop).map_err(|status| Refusal::of(&status))
     }
 }
