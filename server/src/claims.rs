@@ -138,11 +138,11 @@ impl Cluster {
         }
         let after = Record { claims: after.claims, attachments: after.attachments, ..record.clone() };
         if after == record {
-            // Nothing is written, so nothing compares the node's row: a fence may have come since it was read.
-            if self.has_changed(node, &row).await? {
-                return Ok(None);
-            }
-            return granted(&record, caller, claim).map(Some);
+            // Nothing is written. The rows are compared all the same: a fence or a recovery may have come since they were read.
+            return match self.hold(&guards).await? {
+                true => granted(&record, caller, claim).map(Some),
+                false => Ok(None),
+            };
         }
         let _place = match record.claim_at(&claim.consumer, node) {
             None => Some(self.place(node).await?),

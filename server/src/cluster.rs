@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use csid::store::registry::Registry;
 use csid::{Error, Kind};
-use csid_etcd::{EtcdRegistry, Expected, Guard, RowKey, RowStore};
+use csid_etcd::{EtcdRegistry, Expected, Guard, RowKey, RowStore, Written};
 
 use crate::config::Config;
 use crate::failure::{Result, ServerError};
@@ -135,6 +135,21 @@ impl Cluster {
     /// Reads a node's row again. Returns whether it has changed since it was read.
     pub async fn has_changed(&self, node: &str, row: &Read<NodeRow>) -> Result<bool> {
         Ok(self.node_now(node).await?.is_none_or(|now| now.revision != row.revision))
+    }
+
+    /// Returns whether all guards hold in etcd now. A row that has changed is forgotten.
+    pub async fn hold(&self, guards: &[Guard]) -> Result<bool> {
+        match self.rows.write(guards, Vec::new()).await? {
+            Written::Done { .. } => Ok(true),
+            Written::Refused(RowKey::Server(_)) => {
+                Err(ServerError::Unavailable("this server's row in etcd is gone".into()))
+            }
+            Written::Refused(key) => {
+                self.forget(&key);
+                Ok(false)
+            }
+            Written::Unknown => Ok(false),
+        }
     }
 
     /// Waits for a change of etcd after `index`. `None`: none will come.

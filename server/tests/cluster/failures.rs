@@ -86,8 +86,11 @@ async fn server_whose_row_is_gone_grants_nothing() {
     site.register("known", "single-node-writer").await;
     node.claim(0, "known").await.unwrap();
     raw.delete(format!("/csid/v1/server/{id}").as_bytes()).await;
-    let refused = node.claim(0, "data").await.unwrap_err();
-    assert_eq!((refused.code, refused.retryable), (Code::Unavailable, true), "{refused:?}");
+    // The claim that is there is granted no more, either.
+    for volume in ["known", "data"] {
+        let refused = node.claim(0, volume).await.unwrap_err();
+        assert_eq!((refused.code, refused.retryable), (Code::Unavailable, true), "{volume}: {refused:?}");
+    }
     assert!(raw.below("/csid/v1/vol/default/data/claim/").await.is_empty());
     // The server notices at its next beat, ends its sessions, and takes another name.
     assert_eq!(session.next().await.unwrap_err().code, Code::Unavailable);
@@ -98,4 +101,29 @@ async fn server_whose_row_is_gone_grants_nothing() {
     .await;
     let _session = node.join(0).await;
     node.claim(0, "data").await.unwrap();
+}
+
+#[tokio::test]
+async fn nothing_is_granted_in_a_recovery() {
+    let site = Site::start(1).await;
+    for volume in ["data", "more"] {
+        site.register(volume, "single-node-writer").await;
+    }
+    let node = site.node("n1");
+    let _session = node.join(0).await;
+    let claim = node.claim(0, "data").await.unwrap();
+    let mut raw = site.raw().await;
+    let meta = String::from_utf8(raw.below("/csid/v1/meta").await.remove(0).value).unwrap();
+    let recovering = meta.replace("\"normal\"", "\"recovering\"");
+    assert_ne!(recovering, meta);
+    // The server has the earlier row in memory at the first claim: of one that is there, then of a new one.
+    for volumes in [["data", "more"], ["more", "data"]] {
+        raw.put("/csid/v1/meta", &recovering).await;
+        for volume in volumes {
+            let refused = node.claim(0, volume).await.unwrap_err();
+            assert_eq!((refused.code, refused.kind.as_str()), (Code::Unavailable, "Unavailable"), "{volume}");
+        }
+        raw.put("/csid/v1/meta", &meta).await;
+        assert_eq!(node.claim(0, "data").await, Ok(claim.clone()));
+    }
 }
