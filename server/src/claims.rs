@@ -125,6 +125,10 @@ impl Cluster {
         let claims = claims(&record, node, Some(&row.value));
         let (after, next) = rules::step(&claims, ClaimEvent::Claim(claim.clone()))
             .map_err(|refusal| rules::refused(refusal, name, &claim.consumer))?;
+        if next != ClaimNext::Taken && self.has_changed(node, &row).await? {
+            // Another server may have written what the node reports of the plugin.
+            return Ok(None);
+        }
         match next {
             ClaimNext::Taken => {}
             ClaimNext::Unseen if claims.attaches.is_none() => {

@@ -106,6 +106,25 @@ async fn plugin_that_attaches_or_is_unknown_is_refused() {
     assert!(raw.below("/csid/v1/vol/default/data/claim/").await.is_empty(), "a refused claim was written");
 }
 
+/// The node reports at one server, and claims at the other, which has an older row in memory.
+#[tokio::test]
+async fn plugin_that_another_server_wrote_is_known() {
+    let site = Site::start(2).await;
+    site.register("data", "single-node-writer").await;
+    let node = site.node("n1");
+    let (_, _session) = node.say_hello(0).await.unwrap();
+    let (_, mut other) = node.say_hello(1).await.unwrap();
+    let kind = async || {
+        let answer = node.client(0).claim(node.ask("data", "web")).await;
+        answer.err().map(|status| Refusal::of(&status).kind).unwrap_or_default()
+    };
+    assert_eq!(kind().await, "PluginUnavailable");
+    other.report(Attaches::Yes).await;
+    eventually("the server knows that the plugin attaches", async || kind().await == "NotSupported").await;
+    other.report(Attaches::No).await;
+    eventually("the claim is granted", async || kind().await.is_empty()).await;
+}
+
 #[tokio::test]
 async fn operators_release_is_asked_of_the_node() {
     let site = Site::start(2).await;
