@@ -25,8 +25,8 @@ const TRIES: usize = 16;
 /// A session that a server has written.
 pub struct Joining {
     pub here: Here,
-    /// The revision of the session's row.
-    revision: u64,
+    /// The revision of the session's row. A later join of the node has a greater one.
+    pub revision: u64,
 }
 
 /// The answer to a Hello.

@@ -23,7 +23,7 @@ use crate::cluster::Cluster;
 use crate::failure::{Result, ServerError};
 use crate::grants::May;
 use crate::join::{Joined, Joining};
-use crate::sessions::{Outgoing, Sessions, WAITING};
+use crate::sessions::{Entered, Outgoing, Sessions, WAITING};
 
 /// How long a node has for its Hello.
 const HELLO: Duration = Duration::from_secs(10);
@@ -154,11 +154,8 @@ impl Service {
             Ok(hello) => hello,
             Err(error) => return drop(sender.try_send(Err(error.into()))),
         };
-        let joining = match self.cluster.join(caller, &hello).await {
-            Ok(Joined::Welcome(welcome, joining)) => {
-                let _ = sender.try_send(Ok(ToNode { is: Some(To::Welcome(*welcome)) }));
-                joining
-            }
+        let (welcome, joining) = match self.cluster.join(caller, &hello).await {
+            Ok(Joined::Welcome(welcome, joining)) => (ToNode { is: Some(To::Welcome(*welcome)) }, joining),
             Ok(Joined::Refused(refused)) => {
                 tracing::warn!(node, reason = refused.reason, "a node was refused: {}", refused.message);
                 return drop(sender.try_send(Ok(ToNode { is: Some(To::Refused(refused)) })));
@@ -166,7 +163,9 @@ impl Service {
             Err(error) => return drop(sender.try_send(Err(error.into()))),
         };
         tracing::info!(node, version = hello.version, "a node has joined");
-        let end = self.serve(node, &hello.boot, &mut incoming, &sender, &joining).await;
+        // A node that has its Welcome may claim, so the session is entered first.
+        let entered = self.sessions.enter(node, joining.revision, sender.clone(), welcome);
+        let end = self.serve(node, &hello.boot, &mut incoming, &sender, &joining, entered).await;
         match &end {
             Some(end) => tracing::info!(node, "a node's session has ended: {end}"),
             None => tracing::info!(node, "a node has ended its session"),
@@ -189,8 +188,8 @@ impl Service {
         incoming: &mut Streaming<FromNode>,
         sender: &mpsc::Sender<Outgoing>,
         joining: &Joining,
+        mut entered: Entered<'_>,
     ) -> Option<End> {
-        let mut entered = self.sessions.enter(node, sender.clone());
         let mut presence = self.cluster.presence.subscribe();
         let is_over = |here: &Option<crate::presence::Here>| here.as_ref() != Some(&joining.here);
         loop {

@@ -13,7 +13,7 @@ pub const WAITING: usize = 64;
 /// A message to a node, or the end of its session.
 pub type Outgoing = Result<ToNode, tonic::Status>;
 
-/// The sessions, one of each node. A later one of the same boot ends the earlier one, whose connection is dead.
+/// The sessions, one of each node. That of the later join ends the other one, whose connection is dead.
 #[derive(Default)]
 pub struct Sessions(Mutex<Table>);
 
@@ -25,6 +25,8 @@ struct Table {
 
 struct Session {
     number: u64,
+    /// The revision of the join.
+    revision: u64,
     sender: mpsc::Sender<Outgoing>,
     /// Claims whose release the node was asked for.
     asked: HashSet<String>,
@@ -37,7 +39,7 @@ pub struct Entered<'a> {
     sessions: &'a Sessions,
     node: String,
     number: u64,
-    /// Resolves when another session of the node takes this one's place.
+    /// Resolves when a session of a later join has this one's place.
     pub replaced: oneshot::Receiver<()>,
 }
 
@@ -54,13 +56,25 @@ impl Sessions {
         self.lock().of.contains_key(node)
     }
 
-    pub fn enter(&self, node: &str, sender: mpsc::Sender<Outgoing>) -> Entered<'_> {
+    /// Enters a session, and sends its first message. No other message passes it. A session whose node has joined here later is over
+    /// at once, and gets no message.
+    pub fn enter(
+        &self,
+        node: &str,
+        revision: u64,
+        sender: mpsc::Sender<Outgoing>,
+        first: ToNode,
+    ) -> Entered<'_> {
         let (end, replaced) = oneshot::channel();
         let mut table = self.lock();
         table.next += 1;
         let number = table.next;
-        let session = Session { number, sender, asked: HashSet::new(), _end: end };
-        table.of.insert(node.to_owned(), session);
+        if table.of.get(node).is_none_or(|present| present.revision < revision) {
+            // A failure means that the node is away, which ends the session.
+            let _ = sender.try_send(Ok(first));
+            let session = Session { number, revision, sender, asked: HashSet::new(), _end: end };
+            table.of.insert(node.to_owned(), session);
+        }
         drop(table);
         Entered { sessions: self, node: node.to_owned(), number, replaced }
     }
@@ -100,24 +114,51 @@ mod tests {
         vec![("n1".to_owned(), ClaimChanged { claim: claim.to_owned(), ..ClaimChanged::default() })]
     }
 
+    fn is_over(entered: &mut Entered<'_>) -> bool {
+        entered.replaced.try_recv() != Err(oneshot::error::TryRecvError::Empty)
+    }
+
     #[tokio::test]
     async fn later_session_ends_the_earlier_one() {
         let sessions = Sessions::default();
-        let first = sessions.enter("n1", mpsc::channel(1).0);
-        let mut second = sessions.enter("n1", mpsc::channel(1).0);
-        let Entered { replaced, .. } = &mut second;
-        assert!(replaced.try_recv().is_err_and(|error| error == oneshot::error::TryRecvError::Empty));
+        let mut first = sessions.enter("n1", 1, mpsc::channel(1).0, ToNode::default());
+        let mut second = sessions.enter("n1", 2, mpsc::channel(1).0, ToNode::default());
+        assert!(is_over(&mut first) && !is_over(&mut second));
         drop(first);
         assert!(sessions.has("n1"), "the drop of the earlier session removed the later one");
         drop(second);
         assert_eq!(sessions.count(), 0);
     }
 
+    /// Two Hellos of a node are answered out of their order.
+    #[tokio::test]
+    async fn session_of_the_earlier_join_is_over_at_once() {
+        let sessions = Sessions::default();
+        let mut later = sessions.enter("n1", 7, mpsc::channel(1).0, ToNode::default());
+        let (sender, mut receiver) = mpsc::channel(1);
+        let mut earlier = sessions.enter("n1", 5, sender, ToNode::default());
+        assert!(is_over(&mut earlier) && !is_over(&mut later));
+        assert!(receiver.try_recv().is_err(), "the earlier session got a Welcome");
+        drop(earlier);
+        assert!(sessions.has("n1") && !is_over(&mut later));
+    }
+
+    #[tokio::test]
+    async fn first_message_comes_when_the_session_is_there() {
+        let sessions = Sessions::default();
+        let (sender, mut receiver) = mpsc::channel(2);
+        let _entered = sessions.enter("n1", 1, sender, ToNode::default());
+        sessions.ask_for_releases(&due("a"));
+        assert_eq!(receiver.try_recv().unwrap().unwrap(), ToNode::default());
+        assert!(receiver.try_recv().unwrap().unwrap().is.is_some());
+    }
+
     #[tokio::test]
     async fn release_is_asked_for_once_in_a_session() {
         let sessions = Sessions::default();
         let (sender, mut receiver) = mpsc::channel(1);
-        let _entered = sessions.enter("n1", sender);
+        let _entered = sessions.enter("n1", 1, sender, ToNode::default());
+        receiver.try_recv().unwrap().unwrap();
         sessions.ask_for_releases(&due("a"));
         sessions.ask_for_releases(&due("a"));
         receiver.try_recv().unwrap().unwrap();
