@@ -70,6 +70,14 @@ impl Cluster {
         allows(May::Read) || allows(May::Mount)
     }
 
+    /// Refuses a node that is blocked. It has its certificate and its grants still.
+    pub async fn require_unblocked(&self, caller: &Identity) -> Result<()> {
+        if caller.role == Role::Node {
+            self.unblocked(&caller.name).await?;
+        }
+        Ok(())
+    }
+
     /// Refuses a caller that is no node.
     pub fn require_node(&self, caller: &Identity) -> Result<()> {
         match caller.role {

@@ -14,7 +14,7 @@ use csid::{Error, Kind};
 use csid_etcd::{Guard, RowKey, Swapped};
 use tokio::time::Instant;
 
-use crate::cluster::{Cluster, meta_guard, node_guard};
+use crate::cluster::{Cluster, is_in_state, meta_guard, node_guard, not_joined};
 use crate::failure::{Result, ServerError};
 use crate::grants::May;
 use crate::random;
@@ -162,14 +162,7 @@ impl Cluster {
     async fn refuse_state(&self, node: &str) -> Result<Option<Granted>> {
         match self.node_now(node).await? {
             Some(row) if row.value.state == NodeState::Ready => Ok(None),
-            Some(row) => {
-                let state = match row.value.state {
-                    NodeState::Draining => "draining",
-                    NodeState::Fenced => "fenced",
-                    _ => "blocked",
-                };
-                Err(Error::new(Kind::Busy, format!("node {node} is {state}")).into())
-            }
+            Some(row) => Err(is_in_state(node, row.value.state)),
             None => Err(not_joined(node)),
         }
     }
@@ -195,13 +188,14 @@ impl Cluster {
         for _ in 0..TRIES {
             let here = self.presence.here()?;
             let meta = self.meta().await?;
+            let row = self.unblocked(node).await?;
             let record = self.registry.record(name.clone()).await?;
             let Some(claim) = record.claim_at(&owed.consumer, node).filter(|claim| claim.id == owed.claim)
             else {
                 // It ended before. A claim of a later call has another id, and stays.
                 return Ok(Accepted {});
             };
-            let Some(row) = self.node(node).await? else { return Err(not_joined(node)) };
+            let Some(row) = row else { return Err(not_joined(node)) };
             if !self.is_of_boot(node, &row, &owed.boot).await? {
                 continue;
             }
@@ -375,10 +369,6 @@ fn granted(record: &Record, caller: &Identity, wanted: &Claim) -> Result<Granted
 
 fn busy(name: &VolumeName) -> ServerError {
     Error::new(Kind::Busy, format!("the record of {name} changed {TRIES} times meanwhile")).into()
-}
-
-fn not_joined(node: &str) -> ServerError {
-    Error::not_found(format!("node {node} has never joined the cluster")).into()
 }
 
 fn unseen(node: &str, plugin: &str) -> ServerError {

@@ -10,7 +10,7 @@ use csid_etcd::{EtcdRegistry, Expected, Guard, RowKey, RowStore, Written};
 use crate::config::Config;
 use crate::failure::{Result, ServerError};
 use crate::presence::Presence;
-use crate::rows::{self, MetaRow, Mode, NodeRow, Read, SCHEMA};
+use crate::rows::{self, MetaRow, Mode, NodeRow, NodeState, Read, SCHEMA};
 
 pub struct Cluster {
     pub config: Config,
@@ -137,6 +137,23 @@ impl Cluster {
         Ok(self.node_now(node).await?.is_none_or(|now| now.revision != row.revision))
     }
 
+    /// Reads a node's row, and refuses a node that is blocked. `None`: the node has never joined.
+    pub async fn unblocked(&self, node: &str) -> Result<Option<Read<NodeRow>>> {
+        match self.node_now(node).await? {
+            Some(row) if row.value.state == NodeState::Blocked => Err(is_in_state(node, row.value.state)),
+            row => Ok(row),
+        }
+    }
+
+    /// Returns why a node may have no session, by its row in etcd now. `None`: it may have one.
+    pub async fn over(&self, node: &str) -> Result<Option<ServerError>> {
+        Ok(match self.node_now(node).await?.map(|row| row.value.state) {
+            Some(NodeState::Ready | NodeState::Draining) => None,
+            Some(state) => Some(is_in_state(node, state)),
+            None => Some(not_joined(node)),
+        })
+    }
+
     /// Returns whether all guards hold in etcd now. A row that has changed is forgotten.
     pub async fn hold(&self, guards: &[Guard]) -> Result<bool> {
         match self.rows.write(guards, Vec::new()).await? {
@@ -175,6 +192,20 @@ pub fn meta_guard(meta: &Read<MetaRow>) -> Guard {
 /// Returns the guard of a node's row. What is granted after a fence is refused by it.
 pub fn node_guard(node: &str, row: &Read<NodeRow>) -> Guard {
     Guard { key: RowKey::Node(node.to_owned()), is: Expected::Revision(row.revision) }
+}
+
+pub fn is_in_state(node: &str, state: NodeState) -> ServerError {
+    let state = match state {
+        NodeState::Ready => "ready",
+        NodeState::Draining => "draining",
+        NodeState::Fenced => "fenced",
+        NodeState::Blocked => "blocked",
+    };
+    Error::new(Kind::Busy, format!("node {node} is {state}")).into()
+}
+
+pub fn not_joined(node: &str) -> ServerError {
+    Error::not_found(format!("node {node} has never joined the cluster")).into()
 }
 
 /// Refuses another cluster's row, and one of a later version.

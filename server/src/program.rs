@@ -44,6 +44,8 @@ const HEADERS: u32 = 16 * 1024;
 const LAST_CALLS: Duration = Duration::from_secs(10);
 /// The least time between two looks for claims whose release their nodes have to be asked for.
 const LOOK: Duration = Duration::from_millis(300);
+/// The time between two looks at the rows of the nodes that have a session.
+const NODES: Duration = Duration::from_secs(3);
 
 /// A server of a csid cluster
 #[derive(Parser)]
@@ -195,6 +197,7 @@ async fn run(config: Config, keys: Keys) -> Result<()> {
         async move { cluster.presence.keep(&cluster.registry, row, || notify(NotifyState::Watchdog)).await }
     });
     let asking = tokio::spawn(ask_for_releases(cluster.clone(), sessions.clone()));
+    let ending = tokio::spawn(end_sessions(cluster.clone(), sessions.clone()));
     let lists = Arc::new(Semaphore::new(LISTS));
     let service = Service { cluster: cluster.clone(), sessions, lists };
     let calls = ClusterServer::new(service).max_decoding_message_size(MESSAGE);
@@ -221,6 +224,7 @@ async fn run(config: Config, keys: Keys) -> Result<()> {
     notify(NotifyState::Stopping);
     tracing::info!("this server stops");
     asking.abort();
+    ending.abort();
     present.abort();
     // The task is over before this server says that it leaves.
     let _ = present.await;
@@ -257,6 +261,21 @@ async fn ask_for_releases(cluster: Arc<Cluster>, sessions: Arc<Sessions>) {
             Err(error) => tracing::warn!(%error, "the claims to release cannot be listed"),
         }
         tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// Ends the sessions of nodes that may have none any more, until the task is aborted. It reads one row at a time, whatever there is to read.
+async fn end_sessions(cluster: Arc<Cluster>, sessions: Arc<Sessions>) {
+    loop {
+        tokio::time::sleep(NODES).await;
+        for (node, number) in sessions.nodes() {
+            match cluster.over(&node).await {
+                Ok(None) => {}
+                Ok(Some(reason)) => sessions.end(&node, number, reason),
+                // Without etcd all sessions end, by the presence.
+                Err(error) => tracing::warn!(node, %error, "the row of a node cannot be read"),
+            }
+        }
     }
 }
 

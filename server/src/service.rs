@@ -194,8 +194,9 @@ impl Service {
         let is_over = |here: &Option<crate::presence::Here>| here.as_ref() != Some(&joining.here);
         loop {
             let message = tokio::select! {
-                _ = &mut entered.replaced => {
-                    return Some(ServerError::Unavailable(format!("node {node} has another session with this server")));
+                over = &mut entered.over => {
+                    let replaced = || format!("node {node} has another session with this server");
+                    return Some(over.unwrap_or_else(|_| ServerError::Unavailable(replaced())));
                 }
                 _ = presence.wait_for(is_over) => return Some(cut_off()),
                 () = sender.closed() => return None,

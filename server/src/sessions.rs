@@ -7,6 +7,8 @@ use csi_proto::cluster::v1::to_node::Is;
 use csi_proto::cluster::v1::{ClaimChanged, ToNode};
 use tokio::sync::{mpsc, oneshot};
 
+use crate::failure::ServerError;
+
 /// Messages that wait for a slow node.
 pub const WAITING: usize = 64;
 
@@ -30,8 +32,8 @@ struct Session {
     sender: mpsc::Sender<Outgoing>,
     /// Claims whose release the node was asked for.
     asked: HashSet<String>,
-    /// Ends the session's task when it is dropped.
-    _end: oneshot::Sender<()>,
+    /// Ends the session's task: with a reason, or when it is dropped.
+    end: oneshot::Sender<ServerError>,
 }
 
 /// A session in the table. Its drop removes it.
@@ -39,8 +41,8 @@ pub struct Entered<'a> {
     sessions: &'a Sessions,
     node: String,
     number: u64,
-    /// Resolves when a session of a later join has this one's place.
-    pub replaced: oneshot::Receiver<()>,
+    /// Resolves with the reason when the session is to end. An error: a session of a later join has its place.
+    pub over: oneshot::Receiver<ServerError>,
 }
 
 impl Sessions {
@@ -56,6 +58,22 @@ impl Sessions {
         self.lock().of.contains_key(node)
     }
 
+    /// Returns the nodes that have a session, and the number of each session.
+    pub fn nodes(&self) -> Vec<(String, u64)> {
+        self.lock().of.iter().map(|(node, session)| (node.clone(), session.number)).collect()
+    }
+
+    /// Ends a session, unless a later one has its place.
+    pub fn end(&self, node: &str, number: u64, reason: ServerError) {
+        let mut table = self.lock();
+        if table.of.get(node).is_some_and(|session| session.number == number)
+            && let Some(session) = table.of.remove(node)
+        {
+            // A failure means that the session has ended already.
+            let _ = session.end.send(reason);
+        }
+    }
+
     /// Enters a session, and sends its first message. No other message passes it. A session whose node has joined here later is over
     /// at once, and gets no message.
     pub fn enter(
@@ -65,18 +83,18 @@ impl Sessions {
         sender: mpsc::Sender<Outgoing>,
         first: ToNode,
     ) -> Entered<'_> {
-        let (end, replaced) = oneshot::channel();
+        let (end, over) = oneshot::channel();
         let mut table = self.lock();
         table.next += 1;
         let number = table.next;
         if table.of.get(node).is_none_or(|present| present.revision < revision) {
             // A failure means that the node is away, which ends the session.
             let _ = sender.try_send(Ok(first));
-            let session = Session { number, revision, sender, asked: HashSet::new(), _end: end };
+            let session = Session { number, revision, sender, asked: HashSet::new(), end };
             table.of.insert(node.to_owned(), session);
         }
         drop(table);
-        Entered { sessions: self, node: node.to_owned(), number, replaced }
+        Entered { sessions: self, node: node.to_owned(), number, over }
     }
 
     /// Asks the nodes that have a session here for the releases that are due. A node is asked once in a session.
@@ -115,7 +133,7 @@ mod tests {
     }
 
     fn is_over(entered: &mut Entered<'_>) -> bool {
-        entered.replaced.try_recv() != Err(oneshot::error::TryRecvError::Empty)
+        !matches!(entered.over.try_recv(), Err(oneshot::error::TryRecvError::Empty))
     }
 
     #[tokio::test]
@@ -128,6 +146,18 @@ mod tests {
         assert!(sessions.has("n1"), "the drop of the earlier session removed the later one");
         drop(second);
         assert_eq!(sessions.count(), 0);
+    }
+
+    #[tokio::test]
+    async fn session_ends_by_its_own_number_alone() {
+        let sessions = Sessions::default();
+        let mut entered = sessions.enter("n1", 1, mpsc::channel(1).0, ToNode::default());
+        let (node, number) = sessions.nodes().remove(0);
+        sessions.end(&node, number + 1, ServerError::denied("another session"));
+        assert!(sessions.has("n1") && !is_over(&mut entered));
+        sessions.end(&node, number, ServerError::denied("this one"));
+        assert!(!sessions.has("n1"));
+        assert!(entered.over.try_recv().is_ok_and(|reason| reason.to_string().contains("this one")));
     }
 
     /// Two Hellos of a node are answered out of their order.

@@ -60,6 +60,7 @@ impl Cluster {
         let name = rules::volume_name(&ask.namespace, &ask.volume)?;
         self.require_sight(caller, &name.namespace)?;
         self.presence.here()?;
+        self.require_unblocked(caller).await?;
         let record = self.registry.record(name).await?;
         if record.is_empty() {
             // The error of a volume that is not registered.
@@ -76,6 +77,7 @@ impl Cluster {
         after: Option<VolumeName>,
     ) -> Result<(Vec<VolumePage>, Option<VolumeName>)> {
         self.presence.here()?;
+        self.require_unblocked(caller).await?;
         let filter = RecordFilter {
             namespace: namespace.map(str::to_owned),
             after,
