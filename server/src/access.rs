@@ -1,8 +1,10 @@
 //! Who calls, and what the grants allow. What is not allowed here is refused.
 
 use std::net::SocketAddr;
+use std::time::Instant;
 
 use csi_proto::identity::{Identity, Role};
+use rustls::pki_types::UnixTime;
 use tonic::Request;
 use tonic::transport::server::TlsConnectInfo;
 
@@ -30,6 +32,11 @@ impl Cluster {
         let certificates = info.and_then(TlsConnectInfo::peer_certs);
         let certificate = certificates.as_ref().and_then(|certificates| certificates.first());
         let certificate = certificate.ok_or_else(|| ServerError::denied("the caller has no certificate"))?;
+        let chain = certificates.as_deref().map(Vec::as_slice).unwrap_or_default();
+        let verified = self.certificates.verify(chain, UnixTime::now(), Instant::now());
+        verified.map_err(|error| {
+            ServerError::denied(format!("the caller's certificate is not valid now: {error}"))
+        })?;
         let read = webpki::EndEntityCert::try_from(certificate);
         let read = read.map_err(|_| ServerError::denied("the caller's certificate cannot be read"))?;
         let identity = Identity::of(read.valid_uri_names());

@@ -7,6 +7,7 @@ use csid::store::registry::Registry;
 use csid::{Error, Kind};
 use csid_etcd::{EtcdRegistry, Expected, Guard, RowKey, RowStore, Written};
 
+use crate::certificates::Certificates;
 use crate::config::Config;
 use crate::failure::{Result, ServerError};
 use crate::presence::Presence;
@@ -17,6 +18,7 @@ pub struct Cluster {
     pub registry: EtcdRegistry,
     pub rows: RowStore,
     pub presence: Presence,
+    pub certificates: Certificates,
     known: Mutex<Known>,
     /// New claims of each node that are being written.
     writing: Mutex<HashMap<String, usize>>,
@@ -48,10 +50,15 @@ struct Known {
 }
 
 impl Cluster {
-    pub fn new(config: Config, registry: EtcdRegistry, presence: Presence) -> Self {
+    pub fn new(
+        config: Config,
+        certificates: Certificates,
+        registry: EtcdRegistry,
+        presence: Presence,
+    ) -> Self {
         let rows = registry.rows();
         let (known, writing) = Default::default();
-        Cluster { config, registry, rows, presence, known, writing }
+        Cluster { config, registry, rows, presence, certificates, known, writing }
     }
 
     fn writing(&self) -> MutexGuard<'_, HashMap<String, usize>> {

@@ -1,6 +1,7 @@
 //! A server of a cluster: nodes and operators ask it for claims of volumes, and etcd keeps them.
 //!
-//! `service` takes calls, `access` says who calls and what the grants allow. `claims` and `volumes` change records by csid's rules
+//! `service` takes calls, `access` says who calls and what the grants allow, and `certificates` verifies
+//! callers. `claims` and `volumes` change records by csid's rules
 //! (`csid::volume::rules`). `join` and `sessions` know the nodes that are there. `presence` is this server in etcd. `cluster` has what they
 //! share. Decision 0007 says what is built.
 //!
@@ -11,6 +12,7 @@
 //! - Without etcd for 10 s this server serves nothing, and ends its sessions.
 
 mod access;
+mod certificates;
 mod claims;
 mod cluster;
 mod config;

@@ -20,6 +20,7 @@ use tokio::sync::{Semaphore, oneshot};
 use tonic::transport::{Certificate, Server, ServerTlsConfig};
 use tracing_subscriber::EnvFilter;
 
+use crate::certificates::Certificates;
 use crate::cluster::{Cluster, check};
 use crate::config::{Config, Keys, credentials};
 use crate::listen;
@@ -186,8 +187,9 @@ async fn run(config: Config, keys: Keys) -> Result<()> {
         .http2_max_header_list_size(HEADERS);
 
     let registry = registry(&config, &keys)?;
+    let certificates = Certificates::new(&keys.ca)?;
     drop(keys);
-    let cluster = Arc::new(Cluster::new(config, registry, Presence::new()));
+    let cluster = Arc::new(Cluster::new(config, certificates, registry, Presence::new()));
     cluster.meta().await.context("the cluster's row in etcd, which csid-server init makes")?;
     let sessions = Arc::new(Sessions::default());
     let listener = TcpListener::bind(listen).await.with_context(|| listen.to_string())?;

@@ -1,13 +1,14 @@
 //! The table of calls and identities: each call that exists, by each kind of caller. What no grant allows is refused.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use csi_proto::cluster::v1::cluster_client::ClusterClient;
 use csi_proto::cluster::v1::{ChangeAsk, ListAsk, ReleaseAsk, VolumeAsk};
-use tonic::transport::Channel;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Status};
 
-use crate::certificates::{Authority, Purpose};
+use crate::certificates::{Authority, Pair, Purpose};
 use crate::site::{Site, ask, hello, open, owed, register};
 
 /// What became of a call.
@@ -158,7 +159,7 @@ async fn every_call_of_every_identity_is_as_granted() {
         ("a server's use", server_only, no_connection, no_connection),
         ("another authority", others, no_connection, no_connection),
     ];
-    tokio::time::sleep(std::time::Duration::from_millis(1100)).await; // The certificate for 0 days has expired.
+    tokio::time::sleep(Duration::from_millis(1100)).await; // The certificate for 0 days has expired.
     for (who, pair, here, there) in table {
         for (namespace, due) in [("default", here), ("other", there)] {
             // Nodes are known by their name, so each says its own Hello.
@@ -178,6 +179,30 @@ async fn every_call_of_every_identity_is_as_granted() {
 }
 
 /// A node's key must not pass for a server's: its holder could have nodes believe that they have claims.
+/// A connection stays, or is resumed, when the certificate of its caller has expired.
+#[tokio::test]
+async fn expired_caller_of_a_connection_is_refused() {
+    let site = Site::start(1).await;
+    let ca = Certificate::from_pem(std::fs::read(site.authority.certificate()).unwrap());
+    for n in 0..20 {
+        let name = format!("expires-{n}");
+        let Pair { certificate, key } =
+            site.authority.issue(&name, "URI:csid://prod/operator/all", Purpose::Client, 0);
+        let [certificate, key] = [certificate, key].map(|path| std::fs::read(path).unwrap());
+        let tls = ClientTlsConfig::new().ca_certificate(ca.clone());
+        let tls = tls.identity(Identity::from_pem(certificate, key));
+        let endpoint = Endpoint::from_shared(format!("https://{}", site.addresses[0])).unwrap();
+        // The certificate may have expired before the server has seen it.
+        let Ok(channel) = endpoint.tls_config(tls).unwrap().connect().await else { continue };
+        tokio::time::sleep(Duration::from_millis(1100)).await;
+        match became(ClusterClient::new(channel).volumes(ListAsk::default()).await) {
+            NoConnection => {}
+            found => return assert_eq!(found, Denied),
+        }
+    }
+    panic!("no connection began before its certificate expired");
+}
+
 #[tokio::test]
 async fn link_refuses_what_is_no_server() {
     let site = Site::start(1).await;
@@ -200,7 +225,7 @@ async fn link_refuses_what_is_no_server() {
         let link =
             site.link(&format!("link-{file}"), &site.client_pair("csid://prod/node/n1"), &[far.address()]);
         if days == 0 {
-            tokio::time::sleep(std::time::Duration::from_millis(1100)).await;
+            tokio::time::sleep(Duration::from_millis(1100)).await;
         }
         let socket = site.path(&format!("link-{file}.run")).join(far.address());
         let answer = became(crate::site::through(&socket).volumes(ListAsk::default()).await);
@@ -209,7 +234,7 @@ async fn link_refuses_what_is_no_server() {
         assert!(link.text().contains("the server was not reached"), "{file}: {}", link.text());
     }
     // The same far end with a server's certificate gets bytes: it is the name that decides.
-    let pair = crate::certificates::Pair { certificate: good, key };
+    let pair = Pair { certificate: good, key };
     let far = crate::far_end::FarEnd::start_at(&pair, host);
     let _link = site.link("link-good", &site.client_pair("csid://prod/node/n1"), &[far.address()]);
     let socket = site.path("link-good.run").join(far.address());
