@@ -25,7 +25,7 @@ impl Cluster {
         self.require(caller, &name.namespace, May::Register)?;
         let spec = spec(ask.spec.unwrap_or_default())?;
         rules::check_volume(&ask.plugin, &ask.external_id, &spec)?;
-        // The volume's context says to whom nodes present the secrets.
+        // The volume's context says which storage gets the secrets.
         if let Some(credential) = &spec.credential
             && !self.config.grants.allow_everywhere(caller, May::Register)
         {
