@@ -235,8 +235,10 @@ impl Unsynced {
             shared.counts.record(Durability::Disk, since.elapsed());
             synced
         });
-        if let Err(error) = &synced {
-            is_new_damage(journal, error, shared);
+        match &synced {
+            // Before the answers, so that a caller with an answer sees the numbers of its events.
+            Ok(()) => shared.sequence.store(journal.counters.sequence, Ordering::Release),
+            Err(error) => _ = is_new_damage(journal, error, shared),
         }
         for answer in answers {
             let synced = synced.as_ref().map_err(copied).copied();
@@ -248,7 +250,6 @@ impl Unsynced {
         if synced.is_err() {
             return;
         }
-        shared.sequence.store(journal.counters.sequence, Ordering::Release);
         for event in events {
             // It is no error if there is no listener.
             drop(shared.events.send(event));
