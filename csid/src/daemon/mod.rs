@@ -124,12 +124,20 @@ fn made_and_resolved(directories: Directories) -> anyhow::Result<Directories> {
     Ok(Directories { state, runtime, ..directories })
 }
 
+/// The stack of each thread of the runtime. Memory is used as far as the stack has grown. A build without optimisation used up the
+/// default of 2 MiB in the retry of a claimed mount, whose futures are nested.
+const STACK: usize = 8 * 1024 * 1024;
+
 fn start(directories: Directories, registry: &OpenRegistry) -> anyhow::Result<()> {
     // Secrets pass through this process: it makes no core dump, and no debugger may attach.
     rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?;
     let (mut sockets, mut signals) = (None, None);
     loop {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_stack_size(STACK)
+            .enable_all()
+            .build()?;
         let ended = runtime.block_on(Daemon::run(directories.clone(), registry, &mut sockets, &mut signals));
         // A thread that hangs in the kernel on a dead file system does not hold csid's end.
         runtime.shutdown_background();
