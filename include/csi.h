@@ -23,8 +23,8 @@
  *
  * Errors of every operation, from csi_op_wait: CSI_E_INVALID (csid rejects an argument), CSI_E_DENIED, CSI_E_RATE_LIMITED,
  * CSI_E_DEADLINE, CSI_E_CANCELLED (csi_op_cancel, or csid ended it for another call), CSI_E_DISCONNECTED (the client was closed, or csid
- * kept going away), CSI_E_UNSUPPORTED (this csid does not serve the call), CSI_E_INTERNAL, and for calls that change something
- * CSI_E_STATE_CORRUPT.
+ * kept going away), CSI_E_UNAVAILABLE (this host is in a cluster, and no server of the cluster can be asked now), CSI_E_UNSUPPORTED
+ * (this csid does not serve the call), CSI_E_INTERNAL, and for calls that change something CSI_E_STATE_CORRUPT.
  *
  * Errors of every plugin call: CSI_E_PLUGIN (gRPC code 12, UNIMPLEMENTED: the plugin does not offer the call), CSI_E_PLUGIN_UNAVAILABLE,
  * CSI_E_PLUGIN_SHUTDOWN, CSI_E_UNCERTAIN and CSI_E_SECRET_REQUIRED.
@@ -683,6 +683,11 @@ typedef struct csi_usage {
  * it.
  */
 #define CSI_E_PENDING 19
+
+/**
+ * This host is in a cluster, and no server of the cluster can be asked now. The same call may succeed later.
+ */
+#define CSI_E_UNAVAILABLE 20
 
 /**
  * A defect or a lack of resources in csid or in this library, such as a panic or no free descriptor; or an error

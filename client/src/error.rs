@@ -142,13 +142,15 @@ pub enum Kind {
     ShuttingDown,
     /// csid's journal is damaged. csid makes no change until an administrator starts a new journal.
     StateCorrupt,
+    /// This host is in a cluster, and no server of the cluster can be asked now. The same call may succeed later.
+    Unavailable,
     /// A defect or a lack of resources in csid.
     Internal,
     /// A name that this version of the client does not know.
     Other(String),
 }
 
-const KINDS: [(&str, Kind); 18] = [
+const KINDS: [(&str, Kind); 19] = [
     ("InvalidArgument", Kind::InvalidArgument),
     ("NotFound", Kind::NotFound),
     ("AlreadyExists", Kind::AlreadyExists),
@@ -166,6 +168,7 @@ const KINDS: [(&str, Kind); 18] = [
     ("SecretRequired", Kind::SecretRequired),
     ("ShuttingDown", Kind::ShuttingDown),
     ("StateCorrupt", Kind::StateCorrupt),
+    ("Unavailable", Kind::Unavailable),
     ("Internal", Kind::Internal),
 ];
 

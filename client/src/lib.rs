@@ -17,8 +17,9 @@
 //! - [`Error::Disconnected`], [`Error::NotRunning`] or [`Error::Refused`] if csid cannot be reached over the
 //!   connection, and [`Error::NotServed`] if this csid does not serve the member;
 //! - [`Error::Csid`] with [`Kind::InvalidArgument`], [`Kind::NotAuthorized`], [`Kind::RateLimited`],
-//!   [`Kind::TimedOut`], [`Kind::Cancelled`], [`Kind::ShuttingDown`] or [`Kind::Internal`], and if it changes
-//!   something [`Kind::StateCorrupt`].
+//!   [`Kind::TimedOut`], [`Kind::Cancelled`], [`Kind::ShuttingDown`], [`Kind::Unavailable`] (this host is in
+//!   a cluster, and no server of the cluster can be asked now) or [`Kind::Internal`], and if it changes something
+//!   [`Kind::StateCorrupt`].
 //!
 //! A call that asks a plugin may also fail with [`Kind::PluginError`] (gRPC code 12, UNIMPLEMENTED: the plugin does
 //! not offer the call), [`Kind::PluginUnavailable`], [`Kind::PluginShutdown`], [`Kind::Uncertain`] or

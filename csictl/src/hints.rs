@@ -301,6 +301,10 @@ fn csid(error: &CsidError, tried: &Tried) -> Option<String> {
                                --dry-run`, then begin a new journal without --dry-run; csid(8) says what follows."
                 .to_owned()
         }
+        Kind::Unavailable => {
+            "Mounts stay as they are. See why no server can be asked: `systemctl status csid-link`. Then repeat the command."
+                .to_owned()
+        }
         Kind::Internal if error.details.retryable == Some(true) => {
             "Nothing was changed. Remove the cause, then repeat the same command.".to_owned()
         }
@@ -424,6 +428,12 @@ mod tests {
         };
         assert!(refused(Some(DISABLED)).contains("exec = true"));
         assert!(!refused(None).contains("exec = true"), "the plugin is in another's unit, or a container");
+    }
+
+    #[test]
+    fn unreachable_cluster_names_csid_link() {
+        let hint = said(Kind::Unavailable, Details::default(), &tried("mount"));
+        assert!(hint.contains("Mounts stay") && hint.contains("`systemctl status csid-link`"), "{hint}");
     }
 
     #[test]

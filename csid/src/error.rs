@@ -26,6 +26,8 @@ pub enum Kind {
     SecretRequired,
     ShuttingDown,
     StateCorrupt,
+    /// No server of this host's cluster can be asked now.
+    Unavailable,
     Internal,
 }
 
@@ -49,6 +51,7 @@ impl Kind {
             Kind::SecretRequired => "SecretRequired",
             Kind::ShuttingDown => "ShuttingDown",
             Kind::StateCorrupt => "StateCorrupt",
+            Kind::Unavailable => "Unavailable",
             Kind::Internal => "Internal",
         }
     }
@@ -331,6 +334,7 @@ impl Error {
                 | Kind::Uncertain
                 | Kind::RateLimited
                 | Kind::ShuttingDown
+                | Kind::Unavailable
         );
         Error {
             kind,

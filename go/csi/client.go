@@ -14,9 +14,10 @@
 //
 // Errors: every error of a call is an [*Error]. Compare it with a [Code] by [errors.Is]. Every call may return
 // [ErrInvalidArgument], [ErrNotAuthorized], [ErrRateLimited], [ErrTimedOut], [ErrCancelled], [ErrDisconnected],
-// [ErrNotSupported] (this csid does not serve the call) and [ErrInternal]. A call that changes something may return
-// [ErrStateCorrupt]. A call that asks a plugin may return [ErrPlugin], [ErrPluginUnavailable], [ErrPluginShutdown],
-// [ErrUncertain] and [ErrSecretRequired]. The methods list the others.
+// [ErrNotSupported] (this csid does not serve the call), [ErrUnavailable] (this host is in a cluster, and no server of the
+// cluster can be asked now) and [ErrInternal]. A call that changes something may return [ErrStateCorrupt]. A call that asks a
+// plugin may return [ErrPlugin], [ErrPluginUnavailable], [ErrPluginShutdown], [ErrUncertain] and [ErrSecretRequired]. The
+// methods list the others.
 //
 // Goroutines: everything may be used by several goroutines at once, except an [Events].
 package csi

@@ -43,6 +43,8 @@ const (
 	ErrSecretRequired Code = "SecretRequired"
 	// ErrStateCorrupt: csid's journal is damaged. csid makes no change until an administrator starts a new journal.
 	ErrStateCorrupt Code = "StateCorrupt"
+	// ErrUnavailable: this host is in a cluster, and no server of the cluster can be asked now. The same call may succeed later.
+	ErrUnavailable Code = "Unavailable"
 	// ErrDisconnected: csid cannot be reached or is stopping, or the client was closed before the answer.
 	ErrDisconnected Code = "Disconnected"
 	// ErrInternal: a defect or a lack of resources in csid or in the client; or an error of csid that the client does not know,

@@ -56,6 +56,8 @@ pub const CSI_E_STATE_CORRUPT: csi_code = 18;
 /// csi_op_wait: the operation is still running. csi_events_next: there is no event now. No csi_error comes with
 /// it.
 pub const CSI_E_PENDING: csi_code = 19;
+/// This host is in a cluster, and no server of the cluster can be asked now. The same call may succeed later.
+pub const CSI_E_UNAVAILABLE: csi_code = 20;
 /// A defect or a lack of resources in csid or in this library, such as a panic or no free descriptor; or an error
 /// of csid that this library does not know, whose name begins the message.
 pub const CSI_E_INTERNAL: csi_code = 99;
@@ -139,6 +141,7 @@ fn code_of(error: &Error) -> csi_code {
         Kind::SecretRequired => CSI_E_SECRET_REQUIRED,
         Kind::ShuttingDown => CSI_E_DISCONNECTED,
         Kind::StateCorrupt => CSI_E_STATE_CORRUPT,
+        Kind::Unavailable => CSI_E_UNAVAILABLE,
         _ => CSI_E_INTERNAL,
     }
 }

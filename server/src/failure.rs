@@ -79,8 +79,7 @@ impl From<ServerError> for Status {
 }
 
 fn unavailable(message: String) -> (Code, Failure) {
-    let failure = Failure { kind: "Unavailable".into(), message, retryable: true, ..Failure::default() };
-    (Code::Unavailable, failure)
+    refused(Error::new(Kind::Unavailable, message))
 }
 
 fn refused(error: Error) -> (Code, Failure) {
@@ -90,7 +89,9 @@ fn refused(error: Error) -> (Code, Failure) {
         Kind::AlreadyExists => Code::AlreadyExists,
         Kind::ClaimConflict | Kind::SecretRequired => Code::FailedPrecondition,
         Kind::Busy | Kind::Uncertain => Code::Aborted,
-        Kind::PluginUnavailable | Kind::PluginShutdown | Kind::ShuttingDown => Code::Unavailable,
+        Kind::PluginUnavailable | Kind::PluginShutdown | Kind::ShuttingDown | Kind::Unavailable => {
+            Code::Unavailable
+        }
         Kind::NotSupported => Code::Unimplemented,
         Kind::NotAuthorized => Code::PermissionDenied,
         Kind::Cancelled => Code::Cancelled,

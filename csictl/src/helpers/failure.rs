@@ -102,6 +102,7 @@ mod tests {
             (of(Kind::Busy), 32),
             (of(Kind::TimedOut), 32),
             (of(Kind::PluginUnavailable), 32),
+            (of(Kind::Unavailable), 32),
             (of(Kind::Other("Later".into())), 32),
         ] {
             assert_eq!(failure.code(), code, "{}", failure.text());

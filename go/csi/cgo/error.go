@@ -28,6 +28,7 @@ var codes = map[C.csi_code]csi.Code{
 	C.CSI_E_PLUGIN_SHUTDOWN:    csi.ErrPluginShutdown,
 	C.CSI_E_SECRET_REQUIRED:    csi.ErrSecretRequired,
 	C.CSI_E_STATE_CORRUPT:      csi.ErrStateCorrupt,
+	C.CSI_E_UNAVAILABLE:        csi.ErrUnavailable,
 }
 
 // failure converts C's error and frees it.

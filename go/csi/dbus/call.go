@@ -306,7 +306,7 @@ var known = map[csi.Code]bool{
 	csi.ErrClaimConflict: true, csi.ErrPluginUnavailable: true, csi.ErrPluginShutdown: true, csi.ErrPlugin: true,
 	csi.ErrNotSupported: true, csi.ErrNotAuthorized: true, csi.ErrCancelled: true, csi.ErrTimedOut: true,
 	csi.ErrUncertain: true, csi.ErrRateLimited: true, csi.ErrSecretRequired: true, csi.ErrStateCorrupt: true,
-	csi.ErrInternal: true,
+	csi.ErrUnavailable: true, csi.ErrInternal: true,
 }
 
 // failure converts an error of csid, the bus or the connection.

@@ -71,6 +71,7 @@ func TestAnUnknownErrorNameIsInternalWithTheName(t *testing.T) {
 		"Novel":        {Code: csi.ErrInternal, Message: "Novel: words", Retryable: true},
 		"Disconnected": {Code: csi.ErrInternal, Message: "Disconnected: words", Retryable: true},
 		"StateCorrupt": {Code: csi.ErrStateCorrupt, Message: "words", Retryable: true},
+		"Unavailable":  {Code: csi.ErrUnavailable, Message: "words", Retryable: true},
 		"ShuttingDown": {Code: csi.ErrDisconnected, Message: "words", Retryable: true},
 	} {
 		details := map[string]dbus.Variant{"retryable": dbus.MakeVariant(true)}
