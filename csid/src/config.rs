@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use csi_proto::identity::is_member_name;
 use serde::Deserialize;
 
 /// The directories of csid, from systemd's variables.
@@ -58,6 +59,25 @@ pub struct Config {
     /// How many operations of one uid may be under way; more is RateLimited.
     pub operations_per_uid: usize,
     pub deadlines: Deadlines,
+    /// The cluster that this host is a node of, from the next start on. `None`: csid is alone.
+    pub cluster: Option<Cluster>,
+}
+
+/// A cluster, as one of its nodes knows it.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Cluster {
+    pub name: String,
+    /// Whether root may mount volumes that are not registered.
+    #[serde(default)]
+    pub inline: bool,
+    /// The directory of csid-link's sockets, one for each server.
+    #[serde(default = "link")]
+    pub link: PathBuf,
+}
+
+fn link() -> PathBuf {
+    PathBuf::from("/run/csid-link")
 }
 
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -79,6 +99,7 @@ impl Default for Config {
             exec: false,
             operations_per_uid: 256,
             deadlines: Deadlines::default(),
+            cluster: None,
         }
     }
 }
@@ -100,6 +121,8 @@ pub enum ConfigError {
     TargetRoot { path: PathBuf, root: PathBuf },
     #[error("{path}: node is not 1 to 128 bytes without control characters")]
     Node { path: PathBuf },
+    #[error("{path}: [cluster]: {what} is not a DNS name of at most 63 bytes in small letters")]
+    Cluster { path: PathBuf, what: &'static str },
 }
 
 impl Config {
@@ -121,6 +144,13 @@ impl Config {
         let plain = |node: &str| (1..=128).contains(&node.len()) && !node.chars().any(char::is_control);
         if !config.node.as_deref().is_none_or(plain) {
             return Err(ConfigError::Node { path: path.into() });
+        }
+        if let Some(cluster) = &config.cluster {
+            for (what, name) in [("name", Some(&cluster.name)), ("the key node", config.node.as_ref())] {
+                if !name.is_some_and(|name| is_member_name(name)) {
+                    return Err(ConfigError::Cluster { path: path.into(), what });
+                }
+            }
         }
         Ok(config)
     }
@@ -207,6 +237,26 @@ mod tests {
         assert_eq!(config.deadlines.rpc, Duration::from_millis(500));
         for wrong in ["", "0s", "-1s", "1 fortnight", "s", "99999999999999999h"] {
             assert_eq!(parse_duration(wrong), None, "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn node_of_a_cluster_has_a_name_of_dns() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("csid.toml");
+        let load = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            Config::load(&path).map_err(|error| error.to_string())
+        };
+        let config = load("node = \"db-1\"\n[cluster]\nname = \"prod\"").unwrap().cluster.unwrap();
+        assert_eq!((config.name.as_str(), config.inline, config.link), ("prod", false, link()));
+        for (text, what) in [
+            ("[cluster]\nname = \"prod\"", "the key node"),
+            ("node = \"DB 1\"\n[cluster]\nname = \"prod\"", "the key node"),
+            ("node = \"db-1\"\n[cluster]\nname = \"Prod\"", "name"),
+        ] {
+            let error = load(text).unwrap_err();
+            assert!(error.contains(&format!("[cluster]: {what} is not a DNS name")), "{error}");
         }
     }
 

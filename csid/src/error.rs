@@ -32,6 +32,33 @@ pub enum Kind {
 }
 
 impl Kind {
+    const ALL: [Kind; 19] = [
+        Kind::InvalidArgument,
+        Kind::NotFound,
+        Kind::AlreadyExists,
+        Kind::Busy,
+        Kind::ClaimConflict,
+        Kind::PluginUnavailable,
+        Kind::PluginShutdown,
+        Kind::PluginError,
+        Kind::NotSupported,
+        Kind::NotAuthorized,
+        Kind::Cancelled,
+        Kind::TimedOut,
+        Kind::Uncertain,
+        Kind::RateLimited,
+        Kind::SecretRequired,
+        Kind::ShuttingDown,
+        Kind::StateCorrupt,
+        Kind::Unavailable,
+        Kind::Internal,
+    ];
+
+    /// Returns the kind of this name. `None`: the contract has no such name.
+    pub fn read(name: &str) -> Option<Kind> {
+        Kind::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+
     pub fn name(self) -> &'static str {
         match self {
             Kind::InvalidArgument => "InvalidArgument",

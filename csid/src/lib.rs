@@ -2,6 +2,7 @@
 
 mod backoff;
 pub mod bus;
+pub mod cluster;
 pub mod config;
 pub mod daemon;
 pub mod error;
@@ -12,6 +13,7 @@ mod log;
 mod metrics;
 mod names;
 pub mod plugin;
+pub mod random;
 pub mod secret;
 pub mod store;
 mod system_bus;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use csi_proto::cluster::v1::{Accepted, ClaimAsk, ClaimChanged, Done, Granted, Owed, ReleaseAsk};
 use csi_proto::identity::{Identity, Role, is_member_name};
 use csid::error::{Obstacle, Step, shortened};
+use csid::random;
 use csid::store::Durability;
 use csid::store::registry::{
     Claim, ClaimState, Conflict, Record, RecordFilter, Registry, RegistryError, Swap, VolumeName,
@@ -17,7 +18,6 @@ use tokio::time::Instant;
 use crate::cluster::{Cluster, is_in_state, meta_guard, node_guard, not_joined};
 use crate::failure::{Result, ServerError};
 use crate::grants::May;
-use crate::random;
 use crate::rows::{NodeRow, NodeState, Read};
 use crate::time::now_usec;
 use crate::view;
@@ -183,15 +183,23 @@ impl Cluster {
         self.require_node(caller)?;
         let name = rules::volume_name(&owed.namespace, &owed.volume)?;
         check_name("consumer", &owed.consumer)?;
-        check_name("claim", &owed.claim)?;
+        // A node that got no answer to its call knows no more of the claim than the name of the call.
+        match owed.claim.is_empty() {
+            true => check_name("call", &owed.call)?,
+            false => check_name("claim", &owed.claim)?,
+        }
+        let call = format!("{caller}/{}", owed.call);
+        let is_meant = |claim: &&Claim| match owed.claim.is_empty() {
+            true => claim.call == call,
+            false => claim.id == owed.claim,
+        };
         let node = &caller.name;
         for _ in 0..TRIES {
             let here = self.presence.here()?;
             let meta = self.meta().await?;
             let row = self.unblocked(node).await?;
             let record = self.registry.record(name.clone()).await?;
-            let Some(claim) = record.claim_at(&owed.consumer, node).filter(|claim| claim.id == owed.claim)
-            else {
+            let Some(claim) = record.claim_at(&owed.consumer, node).filter(is_meant) else {
                 // It ended before. A claim of a later call has another id, and stays.
                 return Ok(Accepted {});
             };
@@ -356,6 +364,7 @@ fn claims(record: &Record, node: &str, row: Option<&NodeRow>) -> Claims {
         ahead: Vec::new(),
         attachments: record.attachments.clone(),
         node: Some(node.to_owned()),
+        servers: false,
         boot: row.map(|row| row.boot.clone()).unwrap_or_default(),
     }
 }

@@ -22,7 +22,6 @@ mod join;
 mod listen;
 mod presence;
 mod program;
-mod random;
 mod rows;
 mod service;
 mod sessions;

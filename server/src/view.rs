@@ -1,9 +1,10 @@
 //! Records as callers see them.
 
-use csi_proto::cluster::v1::{Capability, ClaimRow, Spec, Use, VolumeRow};
+use csi_proto::cluster::v1::{ClaimRow, Spec, Use, VolumeRow};
 use csi_proto::identity::{Identity, Role};
+use csid::cluster::rows::write_spec;
 use csid::store::registry::{Claim, ClaimState, Record, Standing, VolumeSpec};
-use csid::volume::rules::{words_of, words_of_capability};
+use csid::volume::rules::words_of;
 
 /// Returns a record as this caller may see it. The maps and flags of a spec may contain a secret, so a node sees those of a volume
 /// that it has claimed, and no other caller sees any.
@@ -41,28 +42,17 @@ pub fn row(record: &Record, caller: &Identity) -> VolumeRow {
     }
 }
 
+/// Returns a spec. Without `whole`, without its maps and flags.
 fn spec(of: &VolumeSpec, whole: bool) -> Spec {
-    let capabilities = of.capabilities.iter().map(|capability| {
-        let [access_mode, attachment_mode] = words_of_capability(*capability).map(str::to_owned);
-        Capability { access_mode, attachment_mode }
-    });
-    let shown = Spec {
-        name: of.name.clone(),
-        capabilities: capabilities.collect(),
-        fs_type: of.fs_type.clone(),
-        mount_group: of.mount_group.clone(),
-        credential: of.credential.clone().unwrap_or_default(),
-        heal: csid::volume::rules::heal_word(of.heal).to_owned(),
-        ..Spec::default()
-    };
+    let shown = write_spec(of);
     match whole {
-        true => Spec {
-            mount_flags: of.mount_flags.clone(),
-            volume_context: of.context.clone(),
-            parameters: of.parameters.clone(),
+        true => shown,
+        false => Spec {
+            mount_flags: Vec::new(),
+            volume_context: Default::default(),
+            parameters: Default::default(),
             ..shown
         },
-        false => shown,
     }
 }
 

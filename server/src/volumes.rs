@@ -1,8 +1,9 @@
 //! Registrations, and lists of volumes.
 
-use csi_proto::cluster::v1::{ListAsk, Register, Spec, VolumeAsk, VolumePage, VolumeRow};
+use csi_proto::cluster::v1::{ListAsk, Register, VolumeAsk, VolumePage, VolumeRow};
 use csi_proto::identity::Identity;
-use csid::store::registry::{Conflict, RecordFilter, Registry, RegistryError, VolumeName, VolumeSpec};
+use csid::cluster::rows::read_spec;
+use csid::store::registry::{Conflict, RecordFilter, Registry, RegistryError, VolumeName};
 use csid::store::rows::VolumeKey;
 use csid::volume::rules;
 use csid::{Error, Kind};
@@ -23,7 +24,7 @@ impl Cluster {
     pub async fn register(&self, caller: &Identity, ask: Register) -> Result<VolumeRow> {
         let name = rules::volume_name(&ask.namespace, &ask.volume)?;
         self.require(caller, &name.namespace, May::Register)?;
-        let spec = spec(ask.spec.unwrap_or_default())?;
+        let spec = read_spec(ask.spec.unwrap_or_default())?;
         rules::check_volume(&ask.plugin, &ask.external_id, &spec)?;
         // The volume's context says which storage gets the secrets.
         if let Some(credential) = &spec.credential
@@ -134,23 +135,4 @@ impl Cluster {
             error => error.into(),
         }
     }
-}
-
-fn spec(of: Spec) -> Result<VolumeSpec> {
-    let mut capabilities = Vec::new();
-    for capability in &of.capabilities {
-        capabilities.push(rules::read_capability(&capability.access_mode, &capability.attachment_mode)?);
-    }
-    Ok(VolumeSpec {
-        name: of.name,
-        capabilities,
-        fs_type: of.fs_type,
-        mount_flags: of.mount_flags,
-        mount_group: of.mount_group,
-        context: of.volume_context,
-        parameters: of.parameters,
-        credential: (!of.credential.is_empty()).then_some(of.credential),
-        heal: rules::read_heal(&of.heal)?,
-        ..VolumeSpec::default()
-    })
 }

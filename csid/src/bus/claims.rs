@@ -202,6 +202,7 @@ pub(super) mod tests {
             since_usec: 1,
             id: String::new(),
             call: String::new(),
+            grant: None,
             modify_index: 2,
         }
     }

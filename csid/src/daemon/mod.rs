@@ -23,6 +23,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 
 use crate::bus::{self, Limits, Rooms, State};
+use crate::cluster;
 use crate::config::Directories;
 use crate::error::with_causes;
 use crate::fault;
@@ -35,6 +36,7 @@ use crate::store::rows::Phase;
 use crate::store::{Health, Loaded, Store, StoreError};
 use crate::unix_signals::{SignalOrder, UnixSignals};
 use crate::volume::model::volume::Action;
+use crate::volume::servers::Servers;
 use crate::volume::{OperationKind, Recovered, Volumes};
 use notify::notify;
 use reload::{Handles, keep_roots, load_config, read_configuration};
@@ -184,6 +186,8 @@ struct Daemon {
     restoration: Restoration,
     /// The journal's rows, while its disk is too full to take them over; they are read all the same.
     untaken: Option<Untaken>,
+    /// This host as a node of a cluster. `None`: csid is alone.
+    node: Option<Arc<cluster::Node>>,
 }
 
 /// The rows that recovery has still to take over.
@@ -223,6 +227,9 @@ impl Daemon {
         let kept = keep_roots(&mut files, &loaded.mounts, &directories);
         let same_boot = loaded.boot.as_deref().is_some_and(|journalled| boot.same(journalled));
 
+        let node = config.cluster.as_ref().map(|cluster| {
+            Arc::new(cluster::Node::new(cluster, store.node(), store.journal_id(), boot.as_str()))
+        });
         let (config, config_changes) = watch::channel(Arc::new(config));
         let (state, state_changes) = watch::channel(State::Starting);
         let host = Host::new(&directories.runtime);
@@ -236,6 +243,7 @@ impl Daemon {
             host,
             config_changes.clone(),
             directories.clone(),
+            node.clone().map(|node| node as Arc<dyn Servers>),
         );
         volumes.resolve_target_roots();
         let boot = boot.as_str().to_owned();
@@ -270,7 +278,7 @@ impl Daemon {
         if let Err(error) = &kept {
             handles.tell_reload(Some(error)).await;
         }
-        let mut daemon = Daemon { handles, state, restoration, untaken };
+        let mut daemon = Daemon { handles, state, restoration, untaken, node };
 
         let (reload, reloads) = mpsc::channel(1);
         let rooms = Rooms {
@@ -332,10 +340,16 @@ impl Daemon {
         // The journal and the mount table were read as a whole.
         host::trim_memory();
         let Handles { volumes, plugins, .. } = self.handles.clone();
-        let watched = volumes.clone();
+        let (watched, node) = (volumes.clone(), self.node.clone());
         let watch = tokio::spawn(async move {
-            tokio::join!(watched.watch(), watched.watch_bound(), plugins.watch_registrations())
+            let session = async {
+                if let Some(node) = node {
+                    node.run(watched.clone(), plugins.clone()).await;
+                }
+            };
+            tokio::join!(watched.watch(), watched.watch_bound(), plugins.watch_registrations(), session)
         });
+        let mut session = self.node.as_ref().map(|node| node.subscribe());
         let mut stale = true;
         let mut refresh = tokio::time::interval(Duration::from_millis(500));
         refresh.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -357,6 +371,7 @@ impl Daemon {
                     }
                 }
                 () = volumes.news(), if !stale => stale = true,
+                () = changed(session.as_mut()), if !stale => stale = true,
                 _ = health.changed() => {
                     if *health.borrow_and_update() == Health::Replaced {
                         break Ended::Replaced;
@@ -466,8 +481,10 @@ impl Daemon {
             false if self.untaken.is_some() => "no space is left for the journal, changes are refused; ",
             false => "",
         };
-        let status =
-            format!("{damage}{plugins} plugins ({healthy} healthy), {mounted} mounts{others}{restored}");
+        let cluster = self.node.as_ref().map(|node| format!("; {}", node.status())).unwrap_or_default();
+        let status = format!(
+            "{damage}{plugins} plugins ({healthy} healthy), {mounted} mounts{others}{restored}{cluster}"
+        );
         let mut states = vec![NotifyState::Status(&status)];
         if first {
             states.push(NotifyState::Ready);
@@ -480,6 +497,7 @@ impl Daemon {
             || healthy < plugins
             || waiting > 0
             || unregistered > 0
+            || self.node.as_ref().is_some_and(|node| !node.is_joined())
             || count(Phase::Uncertain) > 0
         {
             State::Degraded
@@ -505,6 +523,15 @@ impl Daemon {
         if tokio::time::timeout(Duration::from_secs(3), self.handles.plugins.shutdown()).await.is_err() {
             tracing::warn!("a plugin's unit is still being changed; csid stops without it");
         }
+    }
+}
+
+/// Waits until the state of the cluster's session has changed. Never returns if csid is alone.
+async fn changed(session: Option<&mut watch::Receiver<cluster::State>>) {
+    match session {
+        // The node has the sender, and exists as long as the daemon.
+        Some(session) => drop(session.changed().await),
+        None => std::future::pending().await,
     }
 }
 

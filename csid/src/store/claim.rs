@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::store::rows::{AccessMode, AttachmentMode};
+use crate::store::rows::{AccessMode, AttachmentMode, Leg};
 use crate::store::words::or_default;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -94,6 +94,19 @@ pub struct Blocked {
     pub reason: String,
 }
 
+/// The servers' part of a claim in a cluster, as the claim's node knows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Grant {
+    /// `Making`: a server was asked, and may have granted the claim. `Removing`: the servers have yet to learn that the node has
+    /// nothing of the volume any more.
+    pub leg: Leg,
+    /// The boot of the node in which a server granted the claim last. In another boot a server is asked again. `None`: none has
+    /// granted it.
+    #[serde(default, with = "or_default")]
+    pub boot: Option<String>,
+}
+
 /// A claim of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -135,6 +148,9 @@ pub struct Claim {
     /// alone took it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub call: String,
+    /// `None`: no server of a cluster was asked for the claim, or it has learned that the claim has ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grant: Option<Grant>,
     /// Set by the store at commit.
     #[serde(skip)]
     pub modify_index: u64,

@@ -14,7 +14,7 @@ use crate::store::file::{File, connect};
 use crate::store::known_claims::KnownClaims;
 use crate::store::loaded::{Loaded, MountFilter};
 use crate::store::mark::{self, Mark};
-use crate::store::node::Node;
+use crate::store::node::NodeName;
 use crate::store::place::JournalDirectory;
 use crate::store::record::{Record, VolumeName};
 use crate::store::records;
@@ -68,7 +68,7 @@ pub(super) struct Journal {
     file: File,
     pub id: String,
     pub counters: Counters,
-    pub node: Node,
+    pub node: NodeName,
     boot: String,
     mark: Option<Mark>,
     /// The damage of the file. The rows are then those that could be read of it.
@@ -106,7 +106,7 @@ impl Journal {
             }
             let loaded = load(&file.db).map_err(at("read its rows"))?;
             let counters = counters(&file.db, &boot, newest).map_err(at("read its counters"))?;
-            let node = Node::named(&file.db, node)?;
+            let node = NodeName::named(&file.db, node)?;
             Ok((loaded, id, counters, newest, node))
         };
         let (loaded, id, counters, newest, node) =
@@ -144,7 +144,7 @@ impl Journal {
 
     /// A journal that nobody else has seen.
     fn over(file: File, node: Option<&str>) -> Result<Journal, StoreError> {
-        let node = Node::named(&file.db, node)?;
+        let node = NodeName::named(&file.db, node)?;
         let boot = boot();
         let id = meta(&file.db, "journal_id").map_err(at("read its id"))?;
         let counters = newest_commit(&file.db)

@@ -8,15 +8,15 @@ use crate::store::tables::{meta, put_meta};
 
 const KEY: &str = "node";
 
-pub(super) struct Node {
+pub(super) struct NodeName {
     pub name: String,
     /// The journal says so; until then each transaction does, and a claim is in none before.
     pub kept: bool,
 }
 
-impl Node {
+impl NodeName {
     /// The name that is asked for, else the one that was kept, else the host's.
-    pub fn named(db: &Connection, wanted: Option<&str>) -> Result<Node, StoreError> {
+    pub fn named(db: &Connection, wanted: Option<&str>) -> Result<NodeName, StoreError> {
         let kept: Option<String> = meta(db, KEY).optional().map_err(at("read the node's name"))?;
         if let (Some(wanted), Some(kept)) = (wanted, &kept)
             && wanted != kept
@@ -28,7 +28,7 @@ impl Node {
             );
         }
         let name = wanted.map(str::to_owned).or_else(|| kept.clone()).unwrap_or_else(host_name);
-        Ok(Node { kept: kept.as_ref() == Some(&name), name })
+        Ok(NodeName { kept: kept.as_ref() == Some(&name), name })
     }
 
     pub fn keep(&self, db: &Connection) -> Result<(), StoreError> {

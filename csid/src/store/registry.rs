@@ -8,7 +8,9 @@ use futures_util::future::BoxFuture;
 use crate::store::change::Durability;
 use crate::store::rows::NewEvent;
 
-pub use crate::store::claim::{Blocked, Bound, BoundTo, Capability, Claim, ClaimMode, ClaimState, Use};
+pub use crate::store::claim::{
+    Blocked, Bound, BoundTo, Capability, Claim, ClaimMode, ClaimState, Grant, Use,
+};
 pub use crate::store::claim_set::ClaimSet;
 pub use crate::store::held::{HeldIndex, HeldVolumes};
 pub use crate::store::known_claims::changes as claim_changes;

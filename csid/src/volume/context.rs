@@ -10,7 +10,6 @@ use crate::error::Result;
 use crate::host::Host;
 use crate::host::units::Units;
 use crate::plugin::Plugins;
-use crate::store::registry::Registry;
 use crate::store::{Store, StoreError};
 use crate::volume::control::records::Records;
 use crate::volume::operation::directory::{Directory, Spawn};
@@ -56,15 +55,13 @@ impl Context {
     /// Makes the context. `spawn` starts the actor of a volume.
     pub(in crate::volume) fn new(
         store: Store,
-        registry: Arc<dyn Registry>,
+        records: Records,
         plugins: Plugins,
         host: Host,
         config: tokio::sync::watch::Receiver<Arc<Config>>,
         directories: Directories,
         spawn: Spawn,
     ) -> Self {
-        let node = store.node().to_owned();
-        let records = Records::new(registry, plugins.clone(), config.clone(), node);
         Context {
             records,
             bound: BoundClaims::default(),

@@ -20,12 +20,14 @@ use crate::volume::api::operation_kind::OperationKind;
 use crate::volume::api::requests::{Authority, MountRequest, Uncovered, UnmountRequest, Unmounting, Wait};
 use crate::volume::api::views::{MountView, Mounted, OperationView};
 use crate::volume::context::Context;
+use crate::volume::control::records::Records;
 use crate::volume::errors::mount::MountError;
 use crate::volume::model::volume::{DesiredMount, Observed};
 use crate::volume::operation::message::Message;
 use crate::volume::operation::request::{OperationRequest, OperationResponse};
 use crate::volume::operation::table::OfPlugin;
 use crate::volume::probe::{healthy, why};
+use crate::volume::servers::Servers;
 
 /// The handle of all volumes.
 #[derive(Clone)]
@@ -34,7 +36,8 @@ pub struct Volumes {
 }
 
 impl Volumes {
-    /// Makes the handle. `registry`: the registry of the volumes, which may be another one than the journal's.
+    /// Makes the handle. `registry`: the registry of the volumes, which may be another one than the journal's. `servers`: those of
+    /// the cluster; `None`: csid is alone.
     pub fn new(
         store: Store,
         registry: Arc<dyn Registry>,
@@ -42,7 +45,10 @@ impl Volumes {
         host: Host,
         config: tokio::sync::watch::Receiver<Arc<Config>>,
         directories: Directories,
+        servers: Option<Arc<dyn Servers>>,
     ) -> Self {
+        let records =
+            Records::new(registry, plugins.clone(), config.clone(), store.node().to_owned(), servers);
         // The directory is part of the context and starts the actors, as long as the context exists.
         let new = |shared: &Weak<Context>| {
             let shared = shared.clone();
@@ -51,7 +57,7 @@ impl Volumes {
                     tokio::spawn(VolumeActor::run(shared, volume, inbox));
                 }
             });
-            Context::new(store, registry, plugins, host, config, directories, spawn)
+            Context::new(store, records, plugins, host, config, directories, spawn)
         };
         Volumes { shared: Arc::new_cyclic(new) }
     }
@@ -74,6 +80,7 @@ impl Volumes {
         }
         let (volume, mut spec, claim) = match inline {
             Some(volume) => {
+                self.shared.refuse_inline(uid)?;
                 self.shared.records.refuse_registered(&VolumeName::of(&key), &volume).await?;
                 (volume, options.spec(None)?, None)
             }

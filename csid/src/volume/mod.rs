@@ -28,6 +28,7 @@ mod reconcile;
 mod rpc_outcome_tests;
 pub mod rules;
 mod seam;
+pub mod servers;
 mod submit;
 mod tables;
 mod volumes;

@@ -40,6 +40,11 @@ namespaces = ["default", "shared"]
 may = ["join", "mount"]
 
 [[grant]]
+who = "node/n-registers"
+namespaces = ["default"]
+may = ["register"]
+
+[[grant]]
 who = "node/joins"
 namespaces = ["*"]
 may = ["join"]
@@ -147,14 +152,20 @@ fn command(program: &Path) -> Command {
     command
 }
 
+/// Returns a program of this repository, as cargo built it for this test run.
+fn program(name: &str) -> PathBuf {
+    let tests = std::env::current_exe().unwrap();
+    let program = tests.ancestors().nth(2).unwrap().join(name);
+    assert!(program.exists(), "{} was not built: cargo build -p {name}", program.display());
+    program
+}
+
 pub fn server_program() -> PathBuf {
-    PathBuf::from(env!("CARGO_BIN_EXE_csid-server"))
+    program("csid-server")
 }
 
 pub fn link_program() -> PathBuf {
-    let link = server_program().with_file_name("csid-link");
-    assert!(link.exists(), "{} was not built: cargo build -p csid-link", link.display());
-    link
+    program("csid-link")
 }
 
 /// Returns free addresses. Nothing else has a port at this IP address, which is this process' own.
@@ -294,7 +305,7 @@ impl Site {
     }
 
     pub async fn raw(&self) -> Raw {
-        let endpoint = Endpoint::from_shared(self.etcd.endpoints().remove(0)).unwrap();
+        let endpoint = Endpoint::from_shared(self.etcd.endpoints().remove(0)).unwrap().timeout(ANSWER);
         Raw(KvClient::new(endpoint.connect().await.unwrap()))
     }
 }
@@ -352,9 +363,14 @@ pub enum First {
 }
 
 impl Node {
+    /// Returns the directory of the link's sockets.
+    pub fn run(&self) -> &Path {
+        &self.run
+    }
+
     /// Returns a client that talks to a server through the link.
     pub fn client(&self, server: usize) -> ClusterClient<Channel> {
-        through(&self.run.join(&self.servers[server]))
+        through(&self.run().join(&self.servers[server]))
     }
 
     /// Opens a session, and returns its first answer.

@@ -94,7 +94,7 @@ fn rooms(
         Plugins::start(&directories, rpc, store.clone(), Vec::new(), loaded.plugins, loaded.node_ids);
     let registry = Arc::new(store.clone());
     let volumes =
-        Volumes::new(store.clone(), registry, plugins.clone(), Host::of_threads(), config, directories);
+        Volumes::new(store.clone(), registry, plugins.clone(), Host::of_threads(), config, directories, None);
     (volumes, plugins)
 }
 

@@ -35,6 +35,9 @@ use crate::volume::operation::table::{Progress, Recovering};
 /// The first and the longest pause between two tries of work without a caller.
 const SETTLE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
+/// The pause between two tries of an operation that waits for claims in a cluster. The servers do not say when a claim ends.
+const ELSEWHERE: Duration = Duration::from_secs(1);
+
 pub(in crate::volume) struct VolumeActor {
     shared: Arc<Context>,
     key: VolumeKey,
@@ -137,11 +140,15 @@ impl VolumeActor {
             if self.place.as_ref().is_some_and(|place| !place.is_first()) {
                 self.seen = 0;
             }
+            let is_elsewhere = self.shared.records.servers.is_some()
+                && self.waiting.iter().any(|operation| operation.lacks_claim);
+            let again = is_elsewhere.then(|| Instant::now() + ELSEWHERE);
             tokio::select! {
                 message = self.inbox.recv() => match message {
                     Some(message) => self.take(message),
                     None => return,
                 },
+                () = until(again) => self.retry_waiting(),
                 Ok(index) = changed(self.place.as_ref(), &self.shared, self.seen) => {
                     self.seen = index;
                     self.retry_waiting();
@@ -620,9 +627,16 @@ mod tests {
             loaded.plugins,
             loaded.node_ids,
         );
-        let shared =
-            Volumes::new(store.clone(), Arc::new(store), plugins, Host::of_threads(), config, directories)
-                .shared;
+        let shared = Volumes::new(
+            store.clone(),
+            Arc::new(store),
+            plugins,
+            Host::of_threads(),
+            config,
+            directories,
+            None,
+        )
+        .shared;
         let volume = begun();
         let (volume_key, key) = (volume.row.key.clone(), volume.mounts[0].key.clone());
         shared.directory.enter(volume, Some(shared.operations.recovering()));
@@ -661,8 +675,15 @@ mod tests {
         let directories = Directories { state, runtime, configuration };
         let rows = (loaded.plugins, loaded.node_ids);
         let plugins = Plugins::start(&directories, SETTLE.0, store.clone(), Vec::new(), rows.0, rows.1);
-        let volumes =
-            Volumes::new(store.clone(), Arc::new(store), plugins, Host::of_threads(), config, directories);
+        let volumes = Volumes::new(
+            store.clone(),
+            Arc::new(store),
+            plugins,
+            Host::of_threads(),
+            config,
+            directories,
+            None,
+        );
         let mut volume = begun();
         Arc::make_mut(&mut volume.mounts[0]).phase = Phase::Waiting;
         assert!(!volumes.is_recovering());

@@ -11,12 +11,13 @@ use crate::backoff::Backoff;
 use crate::error::{Error, Result, Step};
 use crate::fault;
 use crate::plugin::ATTACHES;
+use crate::random;
 use crate::store::Durability;
 use crate::store::registry::{
     AttachSecrets, Bound, Claim, ClaimState, Conflict, Record, RegistryError, Swap, VolumeName,
 };
 use crate::volume::api::requests::Authority;
-use crate::volume::control::claim_effects::ClaimEffectFailure;
+use crate::volume::control::claim_effects::{ClaimEffectFailure, Facts};
 use crate::volume::control::engine::Engine;
 use crate::volume::errors::claim::ClaimError;
 use crate::volume::errors::operation::OperationError;
@@ -33,13 +34,6 @@ use crate::volume::waits::PluginWaits;
 
 /// The number of volumes that a refusal by the volume limit names.
 const HOLDERS: usize = 16;
-
-/// The data that an effect returned, for the row.
-#[derive(Clone, Default)]
-struct Facts {
-    publish_context: Option<BTreeMap<String, String>>,
-    error: Option<String>,
-}
 
 impl<S: Site> Engine<'_, S> {
     /// Returns the record of this actor's volume. Fails if the name has come to mean another volume since the request.
@@ -86,6 +80,7 @@ impl<S: Site> Engine<'_, S> {
         let wanted = Claim {
             secrets_given: self.site.operation().secrets.is_some(),
             since_usec: now_usec(),
+            call: self.records.servers.as_ref().map(|_| random::name()).unwrap_or_default(),
             ..wanted.clone()
         };
         let consumer = wanted.consumer.clone();
@@ -98,6 +93,7 @@ impl<S: Site> Engine<'_, S> {
             // No caller has the claim yet, so it is rolled back, even if that takes longer than the call.
             Err(error) => match self.leave(&mut record, &consumer).await {
                 Ok(()) => Err(error),
+                Err(_) if is_owed(&record, &consumer) => Err(error),
                 Err(undo) => Err(OperationError::UndoneLater { source: error, undo }.into()),
             },
         }
@@ -173,7 +169,10 @@ impl<S: Site> Engine<'_, S> {
         }
         let mut record = self.records.registry.record(key.volume.clone()).await?;
         match record.claim(&key.consumer) {
-            Some(claim) if claim.by_mount => self.leave(&mut record, &key.consumer).await,
+            Some(claim) if claim.by_mount => match self.leave(&mut record, &key.consumer).await {
+                Err(_) if is_owed(&record, &key.consumer) => Ok(()),
+                left => left,
+            },
             _ => Ok(()),
         }
     }
@@ -229,11 +228,13 @@ impl<S: Site> Engine<'_, S> {
                     return Err(why.unwrap_or_else(|| Error::internal("a claim rests without a reason")));
                 }
             };
-            let makes = effect.action == ClaimAction::Attach;
+            let makes = matches!(effect.action, ClaimAction::Attach | ClaimAction::ServerClaim);
+            // A Mount that fails and an Unmount are answered before the servers know that the claim has ended.
+            let is_later = effect.action == ClaimAction::ServerDetached
+                && record.claim(consumer).is_some_and(|claim| claim.by_mount);
             next = match self.perform_claim(record, &effect).await {
-                Ok(context) => {
+                Ok(facts) => {
                     delay = Backoff::new();
-                    let facts = Facts { publish_context: context, ..Facts::default() };
                     self.advance(record, ClaimEvent::Ended { effect, outcome: ClaimOutcome::Done }, facts)
                         .await?
                 }
@@ -245,7 +246,8 @@ impl<S: Site> Engine<'_, S> {
                         matches!(outcome, ClaimOutcome::Hopeless(_) | ClaimOutcome::NotSent(Some(_)));
                     let facts = Facts { error: Some(error.message.clone()), ..Facts::default() };
                     let next = self.advance(record, ClaimEvent::Ended { effect, outcome }, facts).await?;
-                    let again = next == ClaimNext::Rest && !lasting && self.site.pause(&mut delay).await;
+                    let again =
+                        next == ClaimNext::Rest && !lasting && !is_later && self.site.pause(&mut delay).await;
                     if self.forgot(record, consumer).await? {
                         return Err(OperationError::Forgotten.into());
                     }
@@ -286,6 +288,10 @@ impl<S: Site> Engine<'_, S> {
             let mut after =
                 Record { claims: stepped.claims, attachments: stepped.attachments, ..record.clone() };
             enter(&mut after, &event, &next, &facts, self.site.operation().secrets.is_some());
+            if self.records.servers.is_some() && after.claims.is_empty() {
+                // The servers have the registration. This node has nothing of the volume any more.
+                (after.registration, after.attachments) = (None, Vec::new());
+            }
             if after == *record {
                 // An earlier csid may have written this step, so its unfinished claims are noted here.
                 self.note_unfinished(record);
@@ -352,14 +358,18 @@ impl<S: Site> Engine<'_, S> {
 
     pub(in crate::volume::control) fn claims(&self, record: &Record) -> Claims {
         let registration = record.registration.as_ref();
+        let servers = self.records.servers.is_some();
+        let attaches =
+            if servers { Some(false) } else { self.records.plugins.can(&record.volume.plugin, ATTACHES) };
         Claims {
-            attaches: self.records.plugins.can(&record.volume.plugin, ATTACHES),
+            attaches,
             node_id: Some(self.records.plugins.node_id(&record.volume.plugin)).filter(|id| !id.is_empty()),
             capabilities: registration.map(|of| of.spec.capabilities.clone()).unwrap_or_default(),
             claims: record.claims.clone(),
             ahead: Vec::new(),
             attachments: record.attachments.clone(),
             node: None,
+            servers,
             boot: self.records.boot(),
         }
     }
@@ -418,13 +428,19 @@ fn enter(record: &mut Record, event: &ClaimEvent, next: &ClaimNext, facts: &Fact
         {
             claim.error.clone_from(&facts.error);
         }
+        if let Some((id, registration)) = &facts.granted {
+            record.registration.clone_from(registration);
+            if let Some(claim) = record.claims.get_mut(&effect.consumer) {
+                claim.id.clone_from(id);
+            }
+        }
         if let Some(context) = &facts.publish_context
             && let Some(at) = record.attachments.iter_mut().find(|at| at.node == effect.node)
         {
             at.publish_context.clone_from(context);
         }
     }
-    if let ClaimNext::Run(ClaimEffect { action: ClaimAction::Attach, consumer, node, from }) = next {
+    if let ClaimNext::Run(ClaimEffect { action: ClaimAction::Attach, consumer, node, from, .. }) = next {
         // The detach also needs the secrets of an earlier attach.
         let had = match from {
             None => AttachSecrets::default(),
@@ -436,6 +452,12 @@ fn enter(record: &mut Record, event: &ClaimEvent, next: &ClaimNext, facts: &Fact
             at.secrets = Some(secrets);
         }
     }
+}
+
+/// Returns whether this node has nothing of a claim any more, and the servers have yet to learn it.
+fn is_owed(record: &Record, consumer: &str) -> bool {
+    let owed = |claim: &Claim| claim.state == ClaimState::ControllerDetached && claim.grant.is_some();
+    record.claim(consumer).is_some_and(owed)
 }
 
 /// Returns whether the step acknowledges a claim to its consumer. A claim that a Mount takes is acknowledged with the mount.

@@ -2,24 +2,36 @@
 //! elsewhere.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Error, Kind, Obstacle, Result, Step};
 use crate::fault;
 use crate::plugin::{CallContext, Controller, RpcError, RpcKind, RpcOutcome};
 use crate::secret::Secrets;
-use crate::store::registry::{Claim, Record, Registration};
+use crate::store::registry::{Claim, ClaimState, Record, Registration};
 use crate::volume::control::engine::Engine;
 use crate::volume::control::secrets::given_values;
 use crate::volume::errors::claim::ClaimError;
 use crate::volume::errors::operation::OperationError;
+use crate::volume::errors::volume::VolumeError;
 use crate::volume::lifecycle::known_id;
 use crate::volume::model::claim;
 use crate::volume::model::claim::{ClaimAction, ClaimEffect, ClaimOutcome};
 use crate::volume::model::subject::{ClaimKey, Subject};
 use crate::volume::operation::orders::abandoned;
 use crate::volume::seam::Site;
+use crate::volume::servers::{ServerFailure, Servers};
 use crate::volume::waits::PluginWaits;
+
+/// The data that an effect of a claim returned, for the row.
+#[derive(Clone, Default)]
+pub(in crate::volume) struct Facts {
+    pub(in crate::volume) publish_context: Option<BTreeMap<String, String>>,
+    /// The name that a server gave the claim, and the registration of its volume.
+    pub(in crate::volume) granted: Option<(String, Option<Registration>)>,
+    pub(in crate::volume) error: Option<String>,
+}
 
 /// A failed effect of a claim, with its outcome for the claim.
 pub(in crate::volume) struct ClaimEffectFailure {
@@ -62,12 +74,69 @@ impl<S: Site> Engine<'_, S> {
         &mut self,
         record: &Record,
         effect: &ClaimEffect,
-    ) -> Result<Option<BTreeMap<String, String>>, ClaimEffectFailure> {
+    ) -> Result<Facts, ClaimEffectFailure> {
+        let mut facts = Facts::default();
         match effect.action {
-            ClaimAction::Attach => self.attach(record, effect).await.map(Some),
-            ClaimAction::NodeDetach => self.node_detach(record, effect).await.map(|()| None),
-            ClaimAction::Detach => self.detach(record, effect).await.map(|()| None),
+            ClaimAction::Attach => facts.publish_context = Some(self.attach(record, effect).await?),
+            ClaimAction::NodeDetach => self.node_detach(record, effect).await?,
+            ClaimAction::Detach => self.detach(record, effect).await?,
+            ClaimAction::ServerClaim => facts.granted = Some(self.claim_at_servers(record, effect).await?),
+            ClaimAction::ServerDetached => self.tell_servers(record, effect).await?,
         }
+        Ok(facts)
+    }
+
+    /// Has a server of the cluster grant the claim. Returns the claim's name, and the registration of the volume. The call goes on
+    /// when its callers have left: it is bounded in time, and its outcome matters.
+    async fn claim_at_servers(
+        &mut self,
+        record: &Record,
+        effect: &ClaimEffect,
+    ) -> Result<(String, Option<Registration>), ClaimEffectFailure> {
+        if let Some(kind) = self.site.operation().signals.borrow().abandon {
+            return Err(ClaimEffectFailure::new(
+                ClaimOutcome::NotSent(None),
+                OperationError::Stopped { kind }.into(),
+            ));
+        }
+        self.site.operation().step.set(Step::Claim);
+        let claim = record.claim(&effect.consumer).ok_or_else(no_row)?.clone();
+        let servers = self.servers()?;
+        let asked = servers.claim(record.name.clone(), claim);
+        let granted =
+            fault::around("Claim", asked).await.map_err(|failure| of_server(failure, Step::Claim))?;
+        if granted.record.volume != record.volume {
+            let replaced = VolumeError::Replaced { name: record.name.clone() }.into();
+            return Err(ClaimEffectFailure::new(ClaimOutcome::Unknown, replaced));
+        }
+        Ok((granted.id, granted.record.registration))
+    }
+
+    /// Tells the servers of the cluster that this node has nothing of the claim any more.
+    async fn tell_servers(
+        &mut self,
+        record: &Record,
+        effect: &ClaimEffect,
+    ) -> Result<(), ClaimEffectFailure> {
+        let is_other = |claim: &Claim| {
+            claim.consumer != effect.consumer
+                && matches!(claim.state, ClaimState::Pending | ClaimState::Taken)
+        };
+        let still_staged = self.site.is_staged();
+        if still_staged && !record.claims.iter().any(is_other) {
+            let error = Error::new(Kind::Busy, "this node has not unmounted the volume yet");
+            return Err(again(error));
+        }
+        self.site.operation().step.set(Step::Release);
+        let claim = record.claim(&effect.consumer).ok_or_else(no_row)?.clone();
+        let servers = self.servers()?;
+        let told = servers.detached(record.name.clone(), claim, still_staged);
+        fault::around("Detached", told).await.map_err(|failure| of_server(failure, Step::Release))
+    }
+
+    fn servers(&self) -> Result<Arc<dyn Servers>, ClaimEffectFailure> {
+        let alone = || unreached(Error::new(Kind::Unavailable, "csid.toml names no cluster"));
+        self.records.servers.clone().ok_or_else(alone)
     }
 
     async fn attach(
@@ -164,9 +233,7 @@ impl<S: Site> Engine<'_, S> {
                 let unknown = || unsent(ClaimError::NoNodeId { plugin: record.volume.plugin.clone() }.into());
                 at.node_id.clone().ok_or_else(unknown)?
             }
-            ClaimAction::NodeDetach | ClaimAction::Detach => {
-                self.attached_under(record, effect, at.node_id.as_deref())?
-            }
+            _ => self.attached_under(record, effect, at.node_id.as_deref())?,
         };
         let id = known_id(&record.volume, &Subject::Volume(record.name.clone())).map_err(unsent)?;
         let had = record.attach_secrets(&effect.node);
@@ -218,6 +285,20 @@ fn unreached(error: Error) -> ClaimEffectFailure {
 
 fn again(error: Error) -> ClaimEffectFailure {
     ClaimEffectFailure::new(ClaimOutcome::Again, error)
+}
+
+/// Returns the outcome of a call to a server of the cluster that failed.
+fn of_server(failure: ServerFailure, step: Step) -> ClaimEffectFailure {
+    let (outcome, error) = match failure {
+        ServerFailure::NotSent(error) => (ClaimOutcome::NotSent(None), error),
+        ServerFailure::Unknown(error) => (ClaimOutcome::Unknown, error),
+        // A caller that waits for another's claim is the actor's business.
+        ServerFailure::Refused(error) if error.details.retryable && error.kind != Kind::ClaimConflict => {
+            (ClaimOutcome::Again, error)
+        }
+        ServerFailure::Refused(error) => (ClaimOutcome::Hopeless(error.message.clone()), error),
+    };
+    ClaimEffectFailure::new(outcome, error.with(|details| details.step = Some(step)))
 }
 
 /// Returns the outcome of a call to the controller that failed.

@@ -22,6 +22,7 @@ use crate::volume::lifecycle::{
     is_being_deleted, is_unasked, past, put, refuse_anothers, refuse_in_transition,
 };
 use crate::volume::operation::request::ControllerRequest;
+use crate::volume::servers::Servers;
 
 /// The registry, and what changes of its records depend on. It has no mounts.
 pub(in crate::volume) struct Records {
@@ -31,6 +32,8 @@ pub(in crate::volume) struct Records {
     /// The name of this host in claims.
     pub(in crate::volume) node: String,
     pub(in crate::volume) declarations: Declarations,
+    /// The servers of the cluster. The registry has then the volumes that this node has claimed, and no other. `None`: csid is alone.
+    pub(in crate::volume) servers: Option<Arc<dyn Servers>>,
     /// The id of this boot; empty until recovery has loaded the journal.
     boot: Mutex<String>,
     /// Per-plugin lock for the volume limit, held until the new claim is recorded.
@@ -43,9 +46,10 @@ impl Records {
         plugins: Plugins,
         config: tokio::sync::watch::Receiver<Arc<Config>>,
         node: String,
+        servers: Option<Arc<dyn Servers>>,
     ) -> Self {
         let (declarations, boot, counting) = Default::default();
-        Records { registry, plugins, config, node, declarations, boot, counting }
+        Records { registry, plugins, config, node, declarations, servers, boot, counting }
     }
 
     pub(in crate::volume) fn boot(&self) -> String {
@@ -67,9 +71,13 @@ impl Records {
         Ok(self.registry.sync().await?)
     }
 
-    /// Returns the record of a volume that can be used.
+    /// Returns the record of a volume that can be used. In a cluster a server is asked for a volume that this node has not claimed.
     pub(in crate::volume) async fn registered(&self, name: &VolumeName) -> Result<Record> {
-        let record = self.registry.record(name.clone()).await?;
+        let mut record = self.registry.record(name.clone()).await?;
+        if let Some(servers) = self.servers.as_ref().filter(|_| record.registration.is_none()) {
+            let revision = record.revision;
+            record = Record { revision, ..servers.volume(name.clone()).await? };
+        }
         match record.registration {
             Some(_) => refuse_in_transition(&record).map(|()| record),
             None => Err(self.not_registered(&record.name)),

@@ -11,13 +11,15 @@
 //!   for the first claim and removed once, after the last (CSI rules 20, 23).
 //! * csid asks the controller to detach only when the node has released every claim on it. It never asks earlier, and not at
 //!   all while another live claim is on the node.
+//! * In a cluster each claim has a leg of its own, its grant. A server grants the claim before anything else is done for it, and
+//!   is told of its end after everything else. Attachments are then the servers' business.
 //! * `Making` and `Removing` are written before the call. An unknown outcome is `Removing`, and only an acknowledged
 //!   ControllerUnpublish ends that (rule 25).
 
 use std::sync::Arc;
 
 use crate::store::claim_set::ClaimSet;
-use crate::store::registry::{Attachment, Blocked, Bound, Capability, Claim, ClaimMode, ClaimState};
+use crate::store::registry::{Attachment, Blocked, Bound, Capability, Claim, ClaimMode, ClaimState, Grant};
 use crate::store::rows::{AccessMode, Leg};
 use crate::volume::model::admission::OF_UID;
 
@@ -37,7 +39,10 @@ pub struct Claims {
     pub attachments: Vec<Attachment>,
     /// Node whose claims the events name. `None`: csid alone, where a consumer has one claim, whatever its node.
     pub node: Option<String>,
-    /// Current boot. A volume that was attached in another boot is attached again before it is used.
+    /// Whether servers of a cluster grant the claims. They then attach the volume, too.
+    pub servers: bool,
+    /// Current boot. A volume that was attached in another boot is attached again before it is used. Likewise, a server grants a
+    /// claim again.
     pub boot: String,
 }
 
@@ -172,7 +177,9 @@ pub struct ClaimEffect {
     pub consumer: String,
     pub node: String,
     /// Attachment of the node before the effect. `None`: there was none.
-    pub from: Option<Attachment>,
+    pub from: Option<Box<Attachment>>,
+    /// Grant of the claim before the effect. `None`: there was none.
+    pub grant: Option<Grant>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -183,6 +190,10 @@ pub enum ClaimAction {
     NodeDetach,
     /// ControllerUnpublishVolume.
     Detach,
+    /// The call Claim of a cluster's server.
+    ServerClaim,
+    /// The call Detached of a cluster's server.
+    ServerDetached,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -262,9 +273,22 @@ impl Claims {
     }
 
     /// Restores the attachment to `from`, because the intended call had no effect.
-    fn put_back(&mut self, node: &str, from: Option<Attachment>) {
+    fn put_back(&mut self, node: &str, from: Option<&Attachment>) {
         self.attachments.retain(|at| at.node != node);
-        self.attachments.extend(from);
+        self.attachments.extend(from.cloned());
+    }
+
+    /// Returns whether a server has granted the claim in this boot, or none is needed.
+    fn is_granted(&self, claim: &Claim) -> bool {
+        let granted = |grant: &Grant| grant.leg == Leg::Present && grant.boot.as_ref() == Some(&self.boot);
+        !self.servers || claim.grant.as_ref().is_some_and(granted)
+    }
+
+    /// Sets the leg of a claim's grant. Its boot stays.
+    fn set_grant(&mut self, consumer: &str, leg: Leg) {
+        if let Ok(claim) = self.claim_mut(consumer) {
+            claim.grant.get_or_insert(Grant { leg, boot: None }).leg = leg;
+        }
     }
 
     /// Returns whether the node has the volume attached, or needs no attachment. `None`: it is not known whether the plugin
@@ -349,11 +373,18 @@ pub fn step(volume: &Claims, event: ClaimEvent) -> Result<(Claims, ClaimNext), C
         }
         ClaimEvent::Ended { effect, outcome } => ended(&mut volume, &effect, outcome)?,
         ClaimEvent::Forget { consumer } => {
-            let node = volume.claim_mut(&consumer)?.node.clone();
-            volume.claims.remove_at(&consumer, &node);
+            let claim = volume.claim_mut(&consumer)?;
+            let node = claim.node.clone();
+            match claim.grant {
+                // The servers have yet to be told.
+                Some(_) => (claim.releasing, claim.state) = (true, ClaimState::ControllerDetached),
+                None => volume.claims.remove_at(&consumer, &node),
+            }
             let is_detaching = volume.leg(&node) == Leg::Removing;
             let waits = |claim: &Claim| is_detaching && claim.state == ClaimState::Pending;
-            if volume.claims.iter().all(|claim| claim.node != node || waits(claim)) {
+            let has_left =
+                |claim: &Claim| claim.node != node || claim.state == ClaimState::ControllerDetached;
+            if volume.claims.iter().all(|claim| has_left(claim) || waits(claim)) {
                 volume.set_leg(&node, Leg::Absent);
             }
             ClaimNext::Free
@@ -379,10 +410,18 @@ fn ended(
     effect: &ClaimEffect,
     outcome: ClaimOutcome,
 ) -> Result<ClaimNext, ClaimRefusal> {
-    let ClaimEffect { action, consumer, node, from } = effect;
+    let ClaimEffect { action, consumer, node, from, grant } = effect;
     match (action, &outcome) {
+        (ClaimAction::ServerClaim, ClaimOutcome::Done) => {
+            let boot = Some(volume.boot.clone());
+            volume.claim_mut(consumer)?.grant = Some(Grant { leg: Leg::Present, boot });
+        }
+        (ClaimAction::ServerDetached, ClaimOutcome::Done) => volume.claim_mut(consumer)?.grant = None,
+        (ClaimAction::ServerClaim, ClaimOutcome::Unknown) | (ClaimAction::ServerDetached, _) => {}
+        // This call has taken nothing. An earlier one may have.
+        (ClaimAction::ServerClaim, _) => volume.claim_mut(consumer)?.grant.clone_from(grant),
         (_, ClaimOutcome::Again) | (ClaimAction::NodeDetach, _) => {}
-        (ClaimAction::Attach, ClaimOutcome::NotSent(_)) => volume.put_back(node, from.clone()),
+        (ClaimAction::Attach, ClaimOutcome::NotSent(_)) => volume.put_back(node, from.as_deref()),
         (ClaimAction::Attach, ClaimOutcome::Done) => volume.set_leg(node, Leg::Present),
         (ClaimAction::Detach, ClaimOutcome::Done) => volume.set_leg(node, Leg::Absent),
         // A refused call may have been done in part, so it is negated before it is forgotten.
@@ -396,14 +435,13 @@ fn ended(
             return Ok(ClaimNext::Rest);
         }
         // No caller received an answer for a pending claim. An answered claim ends only by Release.
-        (ClaimOutcome::Hopeless(_) | ClaimOutcome::NotSent(Some(_)), ClaimAction::Attach)
-            if claim.state == ClaimState::Pending =>
-        {
-            claim.releasing = true
-        }
-        (ClaimOutcome::Hopeless(_) | ClaimOutcome::NotSent(Some(_)), ClaimAction::Attach) => {
-            return Ok(ClaimNext::Rest);
-        }
+        (
+            ClaimOutcome::Hopeless(_) | ClaimOutcome::NotSent(Some(_)),
+            ClaimAction::Attach | ClaimAction::ServerClaim,
+        ) => match claim.state {
+            ClaimState::Pending => claim.releasing = true,
+            _ => return Ok(ClaimNext::Rest),
+        },
         (ClaimOutcome::Hopeless(why) | ClaimOutcome::NotSent(Some(why)), _) => {
             claim.blocked = Some(Blocked { reason: why });
             return Ok(ClaimNext::Rest);
@@ -417,16 +455,21 @@ fn advance(volume: &mut Claims, consumer: &str) -> ClaimNext {
     loop {
         let Some(claim) = volume.claim(consumer).cloned() else { return ClaimNext::Free };
         let leg = volume.leg(&claim.node);
-        let from = volume.attachments.iter().find(|at| at.node == claim.node).cloned();
+        let from = volume.attachments.iter().find(|at| at.node == claim.node).cloned().map(Box::new);
         let run = |action| {
             ClaimNext::Run(ClaimEffect {
                 action,
                 consumer: claim.consumer.clone(),
                 node: claim.node.clone(),
                 from: from.clone(),
+                grant: claim.grant.clone(),
             })
         };
         let state = match (claim.state, claim.releasing) {
+            (ClaimState::Pending | ClaimState::Taken, false) if !volume.is_granted(&claim) => {
+                volume.set_grant(consumer, Leg::Making);
+                return run(ClaimAction::ServerClaim);
+            }
             (ClaimState::Pending | ClaimState::Taken, false) => match volume.is_attached(&claim.node) {
                 Some(true) if claim.state == ClaimState::Taken => return ClaimNext::Taken,
                 Some(true) => ClaimState::Taken,
@@ -456,6 +499,10 @@ fn advance(volume: &mut Claims, consumer: &str) -> ClaimNext {
                 }
                 None => return ClaimNext::Unseen,
             },
+            (ClaimState::ControllerDetached, _) if claim.grant.is_some() => {
+                volume.set_grant(consumer, Leg::Removing);
+                return run(ClaimAction::ServerDetached);
+            }
             (ClaimState::ControllerDetached, _) => {
                 volume.claims.remove_at(consumer, &claim.node);
                 return ClaimNext::Free;
@@ -468,6 +515,9 @@ fn advance(volume: &mut Claims, consumer: &str) -> ClaimNext {
     }
 }
 
+#[cfg(test)]
+#[path = "grant_tests.rs"]
+mod grant_tests;
 #[cfg(test)]
 #[path = "claim_tests.rs"]
 mod tests;

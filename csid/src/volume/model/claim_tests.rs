@@ -26,14 +26,14 @@ fn capability(access_mode: AccessMode, attachment_mode: AttachmentMode) -> Capab
     Capability { access_mode, attachment_mode }
 }
 
-fn volume(attaches: bool) -> Claims {
+pub(super) fn volume(attaches: bool) -> Claims {
     let attaches = Some(attaches);
     let both = |mode| [capability(mode, FileSystem), capability(mode, BlockDevice)];
     let capabilities = MODES.into_iter().flat_map(both).collect();
     Claims { attaches, node_id: Some("now".to_owned()), capabilities, ..Claims::default() }
 }
 
-fn claim(consumer: &str, node: &str, mode: ClaimMode, access_mode: AccessMode) -> Claim {
+pub(super) fn claim(consumer: &str, node: &str, mode: ClaimMode, access_mode: AccessMode) -> Claim {
     Claim {
         consumer: consumer.to_owned(),
         node: node.to_owned(),
@@ -51,11 +51,12 @@ fn claim(consumer: &str, node: &str, mode: ClaimMode, access_mode: AccessMode) -
         since_usec: 0,
         id: String::new(),
         call: String::new(),
+        grant: None,
         modify_index: 0,
     }
 }
 
-fn holding(held: &[Claim]) -> Claims {
+pub(super) fn holding(held: &[Claim]) -> Claims {
     let claims =
         held.iter().map(|claim| Claim { state: ClaimState::Taken, kept: true, ..claim.clone() }).collect();
     Claims { claims, ..volume(false) }
@@ -187,6 +188,7 @@ impl World {
                 self.attached.insert(node);
             }
             ClaimAction::NodeDetach => drop(self.mounted.remove(&effect.consumer)),
+            ClaimAction::ServerClaim | ClaimAction::ServerDetached => panic!("csid is alone"),
             ClaimAction::Detach => {
                 let users: Vec<_> = self.mounted.iter().filter(|(_, at)| **at == node).collect();
                 assert!(users.is_empty(), "detached from {node} while {users:?} have it (CSI rule 23)");
@@ -456,7 +458,7 @@ fn refused_detach_is_blocked_until_requested() {
     );
     assert_eq!(parked.claims[0].state, ClaimState::NodeDetached);
     let (again, next) = step(&parked, ClaimEvent::Continue { consumer: "a".into() }).unwrap();
-    let detach = ClaimEffect { from: held.attachments.first().cloned(), ..detach };
+    let detach = ClaimEffect { from: held.attachments.first().cloned().map(Box::new), ..detach };
     assert_eq!((next, &again.claims[0].blocked), (ClaimNext::Run(detach), &None));
 }
 
@@ -487,7 +489,8 @@ fn another_boot_attaches_again_and_keeps_claims() {
         action: ClaimAction::Attach,
         consumer: "a".into(),
         node: "here".into(),
-        from: held.attachments.first().cloned(),
+        from: held.attachments.first().cloned().map(Box::new),
+        grant: None,
     };
     let (making, next) = step(&held, ClaimEvent::Claim(wanted.clone())).unwrap();
     assert_eq!((next, making.leg("here")), (ClaimNext::Run(attach.clone()), Leg::Making));

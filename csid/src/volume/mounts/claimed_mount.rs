@@ -6,7 +6,7 @@ use crate::error::{Error, Kind, Result};
 use crate::store::Durability;
 use crate::store::event_kind::EventKind;
 use crate::store::registry::{Claim, Record, Registration, VolumeName};
-use crate::store::rows::{Leg, MountKey, MountRow, Phase};
+use crate::store::rows::{AttachmentMode, Leg, MountKey, MountRow, Phase};
 use crate::volume::api::views::Mounted;
 use crate::volume::errors::claim::ClaimError;
 use crate::volume::errors::mount::MountError;
@@ -47,6 +47,7 @@ impl Executor<'_> {
             None => {
                 let record = self.control().claim(&name, claim, ahead).await?;
                 self.use_attachment(&record, wanted);
+                self.use_granted(&record, wanted);
                 registration.clone_from(&record.registration);
                 record
             }
@@ -148,6 +149,20 @@ impl Executor<'_> {
         self.rows.remark(key, |row| row.error = Some(error.message.clone()));
         if let Err(error) = self.rows.persist(&self.shared.store, Durability::Process, event).await {
             tracing::warn!(%error, "the journal could not be written");
+        }
+    }
+
+    /// Copies into the request what the servers of a cluster tell no node before it has claimed the volume.
+    fn use_granted(&self, record: &Record, wanted: &mut DesiredMount) {
+        let Some(registration) =
+            record.registration.as_ref().filter(|_| self.shared.records.servers.is_some())
+        else {
+            return;
+        };
+        let usage = &mut wanted.spec.usage;
+        usage.context.clone_from(&registration.spec.context);
+        if usage.mount_flags.is_empty() && usage.attachment_mode == AttachmentMode::FileSystem {
+            usage.mount_flags.clone_from(&registration.spec.mount_flags);
         }
     }
 

@@ -180,8 +180,15 @@ mod tests {
         let rpc = config.borrow().deadlines.rpc;
         let plugins =
             Plugins::start(&directories, rpc, store.clone(), Vec::new(), loaded.plugins, loaded.node_ids);
-        let volumes =
-            Volumes::new(store.clone(), Arc::new(store), plugins, Host::of_threads(), config, directories);
+        let volumes = Volumes::new(
+            store.clone(),
+            Arc::new(store),
+            plugins,
+            Host::of_threads(),
+            config,
+            directories,
+            None,
+        );
         for (target, kind) in [
             (place.join("real/a"), None),
             (place.join("real"), Some(Kind::NotAuthorized)),

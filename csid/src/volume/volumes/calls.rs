@@ -34,7 +34,11 @@ impl Context {
     /// registered first, within the call's deadline.
     async fn to_be_used(self: &Arc<Self>, name: &VolumeName, deadline: Option<Instant>) -> Result<Record> {
         let Some((declared, _)) = self.records.declarations.waiting(name) else {
-            return self.records.registered(name).await;
+            let Some(deadline) = deadline else { return self.records.registered(name).await };
+            // A server may be asked.
+            let found = tokio::time::timeout_at(deadline.into(), self.records.registered(name)).await;
+            let late = |_| Error::new(Kind::Unavailable, format!("no server was reached for {name} in time"));
+            return found.map_err(late)?;
         };
         if self.records.registry.record(name.clone()).await?.registration.is_none() {
             let wait = Wait { deadline, ..Wait::default() };
@@ -176,7 +180,10 @@ impl Volumes {
             volume: Some(name.volume.clone()),
             ..RecordFilter::default()
         };
-        let view = self.volumes(filter).await?.pop();
+        let mut view = self.volumes(filter).await?.pop();
+        if view.is_none() && self.is_in_cluster() {
+            view = Some(self.shared.view(self.shared.records.registered(&name).await?, Vec::new()));
+        }
         view.ok_or_else(|| self.shared.records.not_registered(&name))
     }
 
@@ -273,6 +280,9 @@ impl Volumes {
         call: ControllerRequest,
     ) -> Result<OperationResponse> {
         let VolumeRequest { name, inline, uid, secrets, credential, wait } = request;
+        if !matches!(call, ControllerRequest::Stats | ControllerRequest::Validate { .. }) {
+            self.shared.refuse_in_cluster("this call")?;
+        }
         let record = self.shared.records.registry.record(name).await?;
         let name = record.name.clone();
         let (volume, registration, is_registered) = match inline {

@@ -30,6 +30,7 @@ impl Volumes {
         } = request;
         let shared = &self.shared;
         shared.changeable()?;
+        shared.refuse_in_cluster("CreateVolume")?;
         refuse_nonsense(&spec)?;
         if spec.name.is_empty() {
             spec.name = paths::name_at_plugin(&shared.records.node, &name);

@@ -30,6 +30,7 @@ impl Volumes {
     /// give up a creation or deletion for good.
     pub async fn deregister_volume(&self, request: VolumeRequest, force: bool, forget: bool) -> Result<()> {
         self.shared.changeable()?;
+        self.shared.refuse_in_cluster("DeregisterVolume")?;
         let record = self.shared.records.registry.record(request.name.clone()).await?;
         let standing = record.registration.as_ref().map(|registration| &registration.standing);
         let is_on_its_way = standing.is_some_and(|standing| *standing != Standing::Registered);
@@ -95,6 +96,10 @@ impl Context {
         }
         self.refuse_in_use_otherwise(&name, &volume)?;
         let new = new_registration(uid, spec, origin);
+        if let Some(servers) = &self.records.servers {
+            self.confirm(&name, &volume, &new, secrets, wait).await?;
+            return servers.register(name, volume, new.spec).await;
+        }
         let put = |record: &mut Record| self.records.put(record, &volume, &new);
         let present = self.records.registry.record(name.clone()).await?;
         if put(&mut present.clone())?.is_none() {

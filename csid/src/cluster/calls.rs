@@ -1,0 +1,130 @@
+//! The calls to the server of the session.
+
+use std::time::Duration;
+
+use csi_proto::cluster::v1::{
+    ChangeAsk, ClaimAsk, Granted as GrantedRow, Owed, Register, Use, VolumeAsk, change_ask,
+};
+use futures_util::future::{BoxFuture, FutureExt};
+use tonic::{Response, Status};
+
+use crate::cluster::failure::{read, unavailable};
+use crate::cluster::node::Node;
+use crate::cluster::rows::{read_record, write_spec};
+use crate::error::{Error, Result};
+use crate::store::registry::{Claim, Record, Registration, VolumeName, VolumeSpec};
+use crate::store::rows::VolumeKey;
+use crate::volume::rules::words_of;
+use crate::volume::servers::{Granted, ServerFailure, Servers};
+
+/// How long a call may take. A server asks etcd for at most 5 s, and repeats an open change.
+const CALL: Duration = Duration::from_secs(10);
+/// How long a question waits for a session.
+const SESSION: Duration = Duration::from_secs(5);
+
+/// Bounds a call in time.
+async fn answered<T>(call: impl Future<Output = Result<Response<T>, Status>>) -> Result<T, ServerFailure> {
+    let late = || format!("the cluster's server did not answer within {} s", CALL.as_secs());
+    match tokio::time::timeout(CALL, call).await {
+        Ok(Ok(answer)) => Ok(answer.into_inner()),
+        Ok(Err(status)) => Err(read(&status)),
+        Err(_) => Err(ServerFailure::Unknown(unavailable(late()))),
+    }
+}
+
+impl Node {
+    /// Tells the server that this node has nothing of a claim any more.
+    pub(super) async fn tell(&self, owed: Owed) -> Result<(), ServerFailure> {
+        let mut client = self.client().map_err(ServerFailure::NotSent)?;
+        answered(client.detached(Owed { boot: self.boot.clone(), ..owed })).await.map(drop)
+    }
+}
+
+impl Servers for Node {
+    fn claim(&self, name: VolumeName, claim: Claim) -> BoxFuture<'_, Result<Granted, ServerFailure>> {
+        async move {
+            let [mode, access_mode, attachment_mode] = words_of(claim.usage).map(str::to_owned);
+            let ask = ClaimAsk {
+                call: claim.call,
+                namespace: name.namespace.clone(),
+                volume: name.volume.clone(),
+                consumer: claim.consumer,
+                uid: claim.uid,
+                r#use: Some(Use { mode, access_mode, attachment_mode }),
+                by_mount: claim.by_mount,
+                // The credential is loaded on this host. No server needs its name.
+                credential: String::new(),
+                boot: self.boot.clone(),
+                ..ClaimAsk::default()
+            };
+            let mut client = self.client().map_err(ServerFailure::NotSent)?;
+            let GrantedRow { claim: id, volume, revision } = answered(client.claim(ask)).await?;
+            self.has_seen(0, revision);
+            let wrong = |error: Error| ServerFailure::Unknown(error);
+            let volume =
+                volume.ok_or_else(|| wrong(Error::internal("a server granted a claim of no volume")))?;
+            let record = read_record(&name, volume).map_err(wrong)?;
+            // The name of a claim is 128 random bits.
+            if id.is_empty() || id.len() > 128 {
+                return Err(wrong(Error::internal("a server granted a claim without a name")));
+            }
+            Ok(Granted { id, record })
+        }
+        .boxed()
+    }
+
+    fn detached(
+        &self,
+        name: VolumeName,
+        claim: Claim,
+        still_staged: bool,
+    ) -> BoxFuture<'_, Result<(), ServerFailure>> {
+        let owed = Owed {
+            claim: claim.id,
+            namespace: name.namespace,
+            volume: name.volume,
+            consumer: claim.consumer,
+            still_staged,
+            boot: String::new(),
+            call: claim.call,
+        };
+        self.tell(owed).boxed()
+    }
+
+    fn volume(&self, name: VolumeName) -> BoxFuture<'_, Result<Record>> {
+        async move {
+            let mut client = self.joined(SESSION).await?;
+            let ask = VolumeAsk { namespace: name.namespace.clone(), volume: name.volume.clone() };
+            let row = answered(client.volume(ask)).await?;
+            self.has_seen(0, row.revision);
+            read_record(&name, row)
+        }
+        .boxed()
+    }
+
+    fn register(
+        &self,
+        name: VolumeName,
+        volume: VolumeKey,
+        spec: VolumeSpec,
+    ) -> BoxFuture<'_, Result<Record>> {
+        async move {
+            let register = Register {
+                namespace: name.namespace.clone(),
+                volume: name.volume.clone(),
+                plugin: volume.plugin,
+                external_id: volume.handle.to_string(),
+                spec: Some(write_spec(&spec)),
+            };
+            let mut client = self.joined(SESSION).await?;
+            let ask = ChangeAsk { what: Some(change_ask::What::Register(register)) };
+            let row = answered(client.change(ask)).await?;
+            self.has_seen(0, row.revision);
+            // The answer has no context, which only a node with a claim is told.
+            let record = read_record(&name, row)?;
+            let registration = record.registration.map(|of| Registration { spec, ..of });
+            Ok(Record { registration, ..record })
+        }
+        .boxed()
+    }
+}

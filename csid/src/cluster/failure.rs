@@ -1,0 +1,46 @@
+//! A server's errors as csid has them.
+
+use csi_proto::cluster::v1::Failure;
+use prost::Message;
+use tonic::{Code, Status};
+
+use crate::error::{Error, Kind, cut, shortened};
+use crate::volume::servers::ServerFailure;
+
+/// The trailer that has a server's [`Failure`].
+pub const TRAILER: &str = "csid-failure-bin";
+/// The limit of a server's message, in bytes.
+const MESSAGE: usize = 2048;
+
+/// Returns what a failed call says of its effect.
+pub(super) fn read(status: &Status) -> ServerFailure {
+    let trailer = status.metadata().get_bin(TRAILER).and_then(|value| value.to_bytes().ok());
+    let failure = trailer.and_then(|bytes| Failure::decode(bytes).ok());
+    let Some(Failure { kind, message, retryable, holders, .. }) = failure else {
+        let message = cut(status.message(), MESSAGE);
+        return match status.code() {
+            Code::Unimplemented => {
+                let text = format!("this cluster's server does not know the call: {message}");
+                ServerFailure::Refused(Error::new(Kind::NotSupported, text))
+            }
+            _ => ServerFailure::Unknown(unavailable(format!(
+                "the call to the cluster's server failed: {message}"
+            ))),
+        };
+    };
+    let kind = Kind::read(&kind).unwrap_or(Kind::Internal);
+    let error = Error::new(kind, cut(&message, MESSAGE)).with(|details| {
+        details.retryable = retryable;
+        details.holders = holders.iter().map(|holder| shortened(holder).into_owned()).collect();
+    });
+    match kind {
+        // The server may have lost etcd after it sent the change.
+        Kind::Unavailable => ServerFailure::Unknown(error),
+        _ => ServerFailure::Refused(error),
+    }
+}
+
+/// Makes the error of a call for which there is no server now.
+pub(super) fn unavailable(text: impl Into<String>) -> Error {
+    Error::new(Kind::Unavailable, text)
+}

@@ -1,0 +1,42 @@
+//! Channels to servers: HTTP/2 over the sockets of csid-link.
+
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+use std::path::Path;
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use tonic::transport::{Channel, Endpoint, Uri};
+
+/// How often a quiet connection is probed, and how long the answer may take.
+const PROBE: Duration = Duration::from_secs(10);
+
+/// Returns a channel to the server of this socket. It connects at the first call.
+pub(super) fn open(socket: &Path) -> Channel {
+    let socket = socket.to_owned();
+    let connector = tower::service_fn(move |_: Uri| {
+        let socket = socket.clone();
+        async move { UnixStream::connect(socket).await.map(TokioIo::new) }
+    });
+    Endpoint::from_static("http://csid-link")
+        .http2_keep_alive_interval(PROBE)
+        .keep_alive_timeout(PROBE)
+        .keep_alive_while_idle(true)
+        .connect_with_connector_lazy(connector)
+}
+
+/// Returns the names of the sockets in a directory, each of which is HOST:PORT of a server. Each node has an order of its own, so
+/// that the nodes of a cluster are spread over its servers.
+pub(super) fn servers(directory: &Path, node: &str) -> std::io::Result<Vec<String>> {
+    let mut servers = Vec::new();
+    for entry in std::fs::read_dir(directory)? {
+        if let Ok(name) = entry?.file_name().into_string()
+            && name.contains(':')
+        {
+            servers.push(name);
+        }
+    }
+    let place = |server: &String| BuildHasherDefault::<DefaultHasher>::default().hash_one((node, server));
+    servers.sort_by_key(place);
+    Ok(servers)
+}

@@ -1,0 +1,13 @@
+//! csid's side of a cluster: a session with one of its servers, and the calls to that server. The servers have the registrations and
+//! claims of all nodes. csid reaches them through csid-link, at one Unix socket for each server, for csid has no network.
+//!
+//! Nothing that is mounted depends on a server: without one, claims cannot be taken, and the servers learn later what has ended.
+
+mod calls;
+mod failure;
+mod link;
+mod node;
+pub mod rows;
+mod session;
+
+pub use node::{Node, State};

@@ -1,0 +1,134 @@
+//! This host as a node of a cluster: who it is, and whether a server can be asked.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use csi_proto::cluster::v1::Hello;
+use csi_proto::cluster::v1::cluster_client::ClusterClient;
+use tokio::sync::watch;
+use tonic::transport::Channel;
+
+use crate::cluster::failure::unavailable;
+use crate::config::Cluster;
+use crate::error::Result;
+
+/// The machine's identity, which systemd makes at its installation.
+const MACHINE_ID: &str = "/etc/machine-id";
+
+/// Whether a server can be asked.
+#[derive(Clone, Debug, Default)]
+pub enum State {
+    /// No server has answered since csid's start. The text says why not; empty: none was asked.
+    #[default]
+    Starting,
+    /// No server can be asked now.
+    CutOff {
+        why: String,
+    },
+    /// The servers refuse this node until an administrator changes something.
+    Refused {
+        reason: String,
+        message: String,
+    },
+    Joined(Joined),
+}
+
+/// A session with a server.
+#[derive(Clone, Debug)]
+pub struct Joined {
+    /// HOST:PORT of the server.
+    pub server: String,
+    pub(super) client: ClusterClient<Channel>,
+}
+
+/// This host as a node of a cluster.
+pub struct Node {
+    pub(super) cluster: String,
+    pub(super) name: String,
+    /// The directory of csid-link's sockets.
+    pub(super) link: PathBuf,
+    pub(super) state: watch::Sender<State>,
+    /// The greatest generation and revision of the cluster that this csid has seen.
+    generation: AtomicU64,
+    revision: AtomicU64,
+    journal_id: String,
+    machine_id: String,
+    pub(super) boot: String,
+}
+
+impl Node {
+    /// Makes the node `name`. `boot` is the name of the present boot.
+    pub fn new(config: &Cluster, name: &str, journal_id: &str, boot: &str) -> Node {
+        let machine_id = std::fs::read_to_string(MACHINE_ID).unwrap_or_default();
+        let machine_id = match machine_id.trim() {
+            // A host without one is known by its journal.
+            "" => journal_id.to_owned(),
+            id => id.to_owned(),
+        };
+        Node {
+            cluster: config.name.clone(),
+            name: name.to_owned(),
+            link: config.link.clone(),
+            state: watch::Sender::new(State::Starting),
+            generation: AtomicU64::new(0),
+            revision: AtomicU64::new(0),
+            journal_id: journal_id.to_owned(),
+            machine_id,
+            boot: boot.to_owned(),
+        }
+    }
+
+    /// Returns the state of the session, for people: `cluster prod: joined at s1:7443`.
+    pub fn status(&self) -> String {
+        let state = match &*self.state.borrow() {
+            State::Starting => "joining".to_owned(),
+            State::CutOff { why } => format!("cut off ({why})"),
+            State::Refused { reason, message } => format!("refused as {reason} ({message})"),
+            State::Joined(Joined { server, .. }) => format!("joined at {server}"),
+        };
+        format!("cluster {}: {state}", self.cluster)
+    }
+
+    pub fn subscribe(&self) -> watch::Receiver<State> {
+        self.state.subscribe()
+    }
+
+    pub fn is_joined(&self) -> bool {
+        matches!(*self.state.borrow(), State::Joined(_))
+    }
+
+    pub(super) fn hello(&self) -> Hello {
+        Hello {
+            cluster: self.cluster.clone(),
+            journal_id: self.journal_id.clone(),
+            machine_id: self.machine_id.clone(),
+            boot: self.boot.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            protocol_min: 1,
+            protocol_max: 1,
+            generation: self.generation.load(Ordering::Relaxed),
+            seen_revision: self.revision.load(Ordering::Relaxed),
+        }
+    }
+
+    pub(super) fn has_seen(&self, generation: u64, revision: u64) {
+        self.generation.fetch_max(generation, Ordering::Relaxed);
+        self.revision.fetch_max(revision, Ordering::Relaxed);
+    }
+
+    /// Returns the client of the session's server. Fails with Unavailable if there is no session.
+    pub(super) fn client(&self) -> Result<ClusterClient<Channel>> {
+        match &*self.state.borrow() {
+            State::Joined(joined) => Ok(joined.client.clone()),
+            _ => Err(unavailable(format!("no server can be asked: {}", self.status()))),
+        }
+    }
+
+    /// Waits for a session, and returns the client of its server. Fails with Unavailable when the time is over.
+    pub(super) async fn joined(&self, limit: Duration) -> Result<ClusterClient<Channel>> {
+        let mut state = self.state.subscribe();
+        let _ = tokio::time::timeout(limit, state.wait_for(|state| matches!(state, State::Joined(_)))).await;
+        self.client()
+    }
+}

@@ -1,0 +1,249 @@
+//! The session with a server. When it ends, the node joins at the next server.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use csi_proto::cluster::v1::cluster_client::ClusterClient;
+use csi_proto::cluster::v1::{
+    Attaches, ClaimChanged, FromNode, Owed, PluginReport, Plugins as Report, ToNode, Welcome, from_node,
+    to_node,
+};
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tonic::{Status, Streaming};
+
+use crate::backoff::Backoff;
+use crate::cluster::failure::read;
+use crate::cluster::link;
+use crate::cluster::node::{Joined, Node, State};
+use crate::error::{Error, cut};
+use crate::plugin::{ATTACHES, Plugins};
+use crate::store::registry::VolumeName;
+use crate::volume::Volumes;
+
+/// How long a server may take to answer a Hello.
+const WELCOME: Duration = Duration::from_secs(15);
+/// The first and the longest pause after every server was asked in vain.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
+/// How long a node waits after a refusal that an administrator has to end.
+const REFUSED: Duration = Duration::from_secs(10);
+/// The time between two tries of a release that a server asked for.
+const RELEASE: Duration = Duration::from_secs(10);
+/// The most volumes of its own that a refused host names.
+const SHOWN: usize = 8;
+/// The limit of a server's text in the state, in bytes.
+const TEXT: usize = 256;
+
+/// Why a session ended, or did not begin.
+enum End {
+    /// No session began, or it was lost.
+    Lost(String),
+    Refused {
+        reason: String,
+        message: String,
+    },
+}
+
+impl Node {
+    /// Keeps a session with a server, for ever. A host that has volumes from before the cluster does not join: neither side would know
+    /// the other's claims.
+    pub async fn run(self: Arc<Self>, volumes: Volumes, plugins: Plugins) {
+        match volumes.own_records().await {
+            Ok(own) if own.is_empty() => {}
+            Ok(own) => {
+                let names: Vec<String> = own.iter().take(SHOWN).map(ToString::to_string).collect();
+                let message = format!("this host has {} volumes of its own: {}", own.len(), names.join(", "));
+                return self.become_state(State::Refused { reason: "own-volumes".to_owned(), message });
+            }
+            Err(error) => {
+                let message = format!("the journal was not read: {error}");
+                return self.become_state(State::Refused { reason: "journal".to_owned(), message });
+            }
+        }
+        let mut pause = Backoff::between(PAUSE.0, PAUSE.1);
+        loop {
+            let servers = link::servers(&self.link, &self.name);
+            let mut why = match &servers {
+                Ok(servers) if servers.is_empty() => format!("{} has no socket", self.link.display()),
+                Ok(_) => String::new(),
+                Err(error) => format!("{}: {error}", self.link.display()),
+            };
+            let mut refused = false;
+            for server in servers.unwrap_or_default() {
+                let begun = Instant::now();
+                let end = match self.join(&server, &plugins).await {
+                    Ok(session) => {
+                        let end = self.serve(session, &volumes, &plugins).await;
+                        pause.worked_for(begun.elapsed());
+                        end
+                    }
+                    Err(end) => end,
+                };
+                match end {
+                    End::Lost(text) => {
+                        why = format!("{server}: {}", cut(&text, TEXT));
+                        self.become_state(State::CutOff { why: why.clone() });
+                    }
+                    End::Refused { reason, message } => {
+                        refused = true;
+                        self.become_state(State::Refused { reason, message });
+                    }
+                }
+            }
+            if !refused {
+                self.become_state(State::CutOff { why });
+            }
+            tokio::time::sleep(if refused { REFUSED } else { pause.next() }).await;
+        }
+    }
+
+    /// Sets the state. The log has each change once.
+    fn become_state(&self, state: State) {
+        let before = self.status();
+        self.state.send_replace(state);
+        let now = self.status();
+        if before != now {
+            match self.is_joined() {
+                true => tracing::info!("{now}"),
+                false => tracing::warn!("{now}"),
+            }
+        }
+    }
+
+    /// Opens a session with a server.
+    async fn join(&self, server: &str, plugins: &Plugins) -> Result<Session, End> {
+        let lost = |text: &str| End::Lost(text.to_owned());
+        let mut client = ClusterClient::new(link::open(&self.link.join(server)));
+        let (to_server, receiver) = mpsc::channel(8);
+        let hello = FromNode { is: Some(from_node::Is::Hello(self.hello())) };
+        // The channel is new, so there is a place.
+        let _ = to_server.try_send(hello);
+        let outgoing = futures_util::stream::unfold(receiver, |mut receiver| async {
+            receiver.recv().await.map(|message| (message, receiver))
+        });
+        let opened = async {
+            let mut from_server = client.session(outgoing).await?.into_inner();
+            let first = from_server.message().await?;
+            Ok((from_server, first))
+        };
+        let opened = tokio::time::timeout(WELCOME, opened).await.map_err(|_| lost("no answer to Hello"))?;
+        let (from_server, first) = opened.map_err(|status| End::Lost(text_of(&status)))?;
+        let Welcome { generation, mode, .. } = match first.and_then(|first| first.is) {
+            Some(to_node::Is::Welcome(welcome)) => welcome,
+            Some(to_node::Is::Refused(refused)) => {
+                let [reason, message] =
+                    [refused.reason, refused.message].map(|text| cut(&text, TEXT).into_owned());
+                return Err(End::Refused { reason, message });
+            }
+            _ => return Err(lost("the answer to Hello is neither Welcome nor Refused")),
+        };
+        self.has_seen(generation, 0);
+        let mut session = Session { to_server, from_server, attaches: BTreeMap::new() };
+        session.report(plugins).map_err(|text| lost(&text))?;
+        let text = if mode == "normal" { "" } else { ", which recovers and grants nothing yet" };
+        tracing::info!(server, "the server has welcomed this node{text}");
+        self.become_state(State::Joined(Joined { server: server.to_owned(), client }));
+        Ok(session)
+    }
+
+    /// Serves a session until it ends.
+    async fn serve(self: &Arc<Self>, mut session: Session, volumes: &Volumes, plugins: &Plugins) -> End {
+        // What ended without a server is told now.
+        volumes.servers_are_back();
+        let mut changes = plugins.subscribe();
+        let mut releases = JoinSet::new();
+        loop {
+            tokio::select! {
+                message = session.from_server.message() => match message {
+                    Ok(Some(ToNode { is: Some(to_node::Is::Changed(changed)) })) => {
+                        releases.spawn(Arc::clone(self).release(changed, volumes.clone()));
+                    }
+                    // Another first answer, or a message of a later version.
+                    Ok(Some(_)) => {}
+                    Ok(None) => return End::Lost("the server has ended the session".to_owned()),
+                    Err(status) => return End::Lost(text_of(&status)),
+                },
+                change = changes.recv() => {
+                    if matches!(change, Err(RecvError::Closed)) {
+                        return End::Lost("csid stops".to_owned());
+                    }
+                    if let Err(text) = session.report(plugins) {
+                        return End::Lost(text);
+                    }
+                }
+                Some(_) = releases.join_next() => {}
+            }
+        }
+    }
+
+    /// Releases a claim that the servers want back, and repeats that until it is done or the session ends.
+    async fn release(self: Arc<Self>, changed: ClaimChanged, volumes: Volumes) {
+        let ClaimChanged { claim, namespace, volume, consumer, state: _ } = changed;
+        let name = VolumeName { namespace, volume };
+        loop {
+            let released = match volumes.release_asked(name.clone(), consumer.clone(), &claim).await {
+                Ok(true) => return,
+                // This node has no such claim, and so nothing of it.
+                Ok(false) => self
+                    .tell(Owed {
+                        claim: claim.clone(),
+                        namespace: name.namespace.clone(),
+                        volume: name.volume.clone(),
+                        consumer: consumer.clone(),
+                        ..Owed::default()
+                    })
+                    .await
+                    .map_err(Error::from),
+                Err(error) => Err(error),
+            };
+            match released {
+                Ok(()) => return,
+                Err(error) => {
+                    tracing::warn!(volume = %name, consumer, %error, "a claim that the cluster wants back is not released yet");
+                }
+            }
+            tokio::time::sleep(RELEASE).await;
+        }
+    }
+}
+
+/// An open session.
+struct Session {
+    to_server: mpsc::Sender<FromNode>,
+    from_server: Streaming<ToNode>,
+    /// What was reported last of each plugin. A plugin that stops has the same volumes, so what is known of it stays.
+    attaches: BTreeMap<String, Attaches>,
+}
+
+impl Session {
+    /// Reports which plugins attach volumes, if that has changed. Fails if the server does not take it.
+    fn report(&mut self, plugins: &Plugins) -> Result<(), String> {
+        let mut now = BTreeMap::new();
+        for view in plugins.list() {
+            let known = match plugins.can(&view.id, ATTACHES) {
+                Some(true) => Attaches::Yes,
+                Some(false) => Attaches::No,
+                None => self.attaches.get(&view.id).copied().unwrap_or(Attaches::Unknown),
+            };
+            now.insert(view.id, known);
+        }
+        if now == self.attaches {
+            return Ok(());
+        }
+        let reports = now
+            .iter()
+            .map(|(plugin, attaches)| PluginReport { plugin: plugin.clone(), attaches: (*attaches).into() });
+        let report = from_node::Is::Plugins(Report { plugins: reports.collect() });
+        self.to_server
+            .try_send(FromNode { is: Some(report) })
+            .map_err(|_| "the server takes no message".to_owned())?;
+        self.attaches = now;
+        Ok(())
+    }
+}
+
+fn text_of(status: &Status) -> String {
+    Error::from(read(status)).message
+}

@@ -1,0 +1,233 @@
+//! Tests `step` for a node of a cluster, whose claims the servers grant. Whatever the events, and however the calls end, a consumer has a
+//! volume only while the servers have its claim, and a row explains each claim that the servers have.
+
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+
+use super::tests::{claim, holding, volume};
+use super::*;
+use AccessMode::MultiNodeMultiWriter;
+use ClaimMode::Write;
+
+fn wanted(consumer: &str) -> Claim {
+    Claim { call: format!("call of {consumer}"), ..claim(consumer, "here", Write, MultiNodeMultiWriter) }
+}
+
+fn alone() -> Claims {
+    Claims { servers: true, boot: "boot 1".into(), ..volume(false) }
+}
+
+/// Steps, and returns the effect that has to follow.
+fn run(volume: &Claims, event: ClaimEvent, action: ClaimAction) -> (Claims, ClaimEffect) {
+    let (volume, next) = step(volume, event).unwrap();
+    let ClaimNext::Run(effect) = next else { panic!("{next:?}") };
+    assert_eq!(effect.action, action);
+    (volume, effect)
+}
+
+fn ended(effect: ClaimEffect, outcome: ClaimOutcome) -> ClaimEvent {
+    ClaimEvent::Ended { effect, outcome }
+}
+
+fn leg(volume: &Claims) -> Option<Leg> {
+    volume.claims.iter().next().and_then(|claim| claim.grant.as_ref()).map(|grant| grant.leg)
+}
+
+#[test]
+fn server_grants_first_and_is_told_last() {
+    let (asking, effect) = run(&alone(), ClaimEvent::Claim(wanted("a")), ClaimAction::ServerClaim);
+    assert_eq!((leg(&asking), asking.claims[0].state), (Some(Leg::Making), ClaimState::Pending));
+    let (taken, next) = step(&asking, ended(effect, ClaimOutcome::Done)).unwrap();
+    assert_eq!((next, leg(&taken)), (ClaimNext::Taken, Some(Leg::Present)));
+    let release = ClaimEvent::Release { consumer: "a".into() };
+    let (leaving, effect) = run(&taken, release, ClaimAction::NodeDetach);
+    let (told, effect) = run(&leaving, ended(effect, ClaimOutcome::Done), ClaimAction::ServerDetached);
+    assert_eq!(leg(&told), Some(Leg::Removing));
+    let (rests, next) = step(&told, ended(effect.clone(), ClaimOutcome::NotSent(None))).unwrap();
+    assert_eq!((next, leg(&rests)), (ClaimNext::Rest, Some(Leg::Removing)));
+    let (free, next) = step(&rests, ended(effect, ClaimOutcome::Done)).unwrap();
+    assert_eq!((next, free.claims.len()), (ClaimNext::Free, 0));
+}
+
+#[test]
+fn refused_claim_leaves_nothing_to_tell() {
+    for outcome in [ClaimOutcome::Hopeless("held".into()), ClaimOutcome::NotSent(Some("no".into()))] {
+        let (asking, effect) = run(&alone(), ClaimEvent::Claim(wanted("a")), ClaimAction::ServerClaim);
+        let (free, next) = step(&asking, ended(effect, outcome)).unwrap();
+        assert_eq!((next, free.claims.len()), (ClaimNext::Free, 0));
+    }
+}
+
+#[test]
+fn refusal_after_an_unknown_answer_is_told_to_a_server() {
+    let (asking, effect) = run(&alone(), ClaimEvent::Claim(wanted("a")), ClaimAction::ServerClaim);
+    let (rests, next) = step(&asking, ended(effect, ClaimOutcome::Unknown)).unwrap();
+    assert_eq!((next, leg(&rests)), (ClaimNext::Rest, Some(Leg::Making)));
+    let again = ClaimEvent::Continue { consumer: "a".into() };
+    let (asking, effect) = run(&rests, again, ClaimAction::ServerClaim);
+    let refused = ended(effect, ClaimOutcome::Hopeless("held".into()));
+    run(&asking, refused, ClaimAction::ServerDetached);
+}
+
+#[test]
+fn claim_is_granted_again_in_another_boot() {
+    let granted =
+        Claim { grant: Some(Grant { leg: Leg::Present, boot: Some("boot 0".into()) }), ..wanted("a") };
+    let held = Claims { servers: true, boot: "boot 1".into(), ..holding(&[granted]) };
+    let (asking, effect) = run(&held, ClaimEvent::Claim(wanted("a")), ClaimAction::ServerClaim);
+    // An answered claim stays, whatever the servers say.
+    let refused = ended(effect.clone(), ClaimOutcome::Hopeless("held by n2".into()));
+    let (kept, next) = step(&asking, refused).unwrap();
+    assert_eq!((next, kept.claims.len(), leg(&kept)), (ClaimNext::Rest, 1, Some(Leg::Present)));
+    assert!(!kept.is_granted(&kept.claims[0]));
+    let (taken, next) = step(&asking, ended(effect, ClaimOutcome::Done)).unwrap();
+    assert_eq!((next, taken.is_granted(&taken.claims[0])), (ClaimNext::Taken, true));
+}
+
+#[test]
+fn forgotten_claim_is_still_told() {
+    let granted =
+        Claim { grant: Some(Grant { leg: Leg::Present, boot: Some("boot 1".into()) }), ..wanted("a") };
+    let held = Claims { servers: true, boot: "boot 1".into(), ..holding(&[granted]) };
+    let (forgotten, next) = step(&held, ClaimEvent::Forget { consumer: "a".into() }).unwrap();
+    assert_eq!((next, forgotten.claims.len()), (ClaimNext::Free, 1));
+    let (_, effect) =
+        run(&forgotten, ClaimEvent::Release { consumer: "a".into() }, ClaimAction::ServerDetached);
+    let (free, next) = step(&forgotten, ended(effect, ClaimOutcome::Done)).unwrap();
+    assert_eq!((next, free.claims.len()), (ClaimNext::Free, 0));
+}
+
+#[derive(Clone, Debug)]
+enum Turn {
+    Claim(u8),
+    Release(u8),
+    Continue(u8),
+    Forget(u8),
+    Restart,
+    Reboot,
+}
+
+fn turns() -> impl Strategy<Value = Turn> {
+    prop_oneof![
+        4 => (0..3_u8).prop_map(Turn::Claim),
+        3 => (0..3_u8).prop_map(Turn::Release),
+        2 => (0..3_u8).prop_map(Turn::Continue),
+        1 => (0..3_u8).prop_map(Turn::Forget),
+        1 => Just(Turn::Restart),
+        1 => Just(Turn::Reboot),
+    ]
+}
+
+/// Returns how a call ends, and whether it had its effect.
+fn endings() -> impl Strategy<Value = (ClaimOutcome, bool)> {
+    prop_oneof![
+        4 => Just((ClaimOutcome::Done, true)),
+        1 => Just((ClaimOutcome::Again, false)),
+        1 => Just((ClaimOutcome::NotSent(None), false)),
+        2 => any::<bool>().prop_map(|happened| (ClaimOutcome::Unknown, happened)),
+        1 => Just((ClaimOutcome::Hopeless("no".to_owned()), false)),
+    ]
+}
+
+struct Run {
+    volume: Claims,
+    /// Consumers whose claims the servers have.
+    at_servers: BTreeSet<String>,
+    /// Consumers that may have mounts.
+    mounted: BTreeSet<String>,
+    endings: std::vec::IntoIter<(ClaimOutcome, bool)>,
+}
+
+impl Run {
+    /// Runs one event and its effects to their end. `die`: csid is killed in the first effect, whose intent is written.
+    fn turn(&mut self, event: ClaimEvent, die: bool) {
+        if let ClaimEvent::Forget { consumer } = &event {
+            self.mounted.remove(consumer);
+        }
+        let Ok((volume, mut next)) = step(&self.volume, event) else { return };
+        self.volume = volume;
+        while let ClaimNext::Run(effect) = next {
+            let (outcome, happened) = self.endings.next().unwrap_or((ClaimOutcome::Done, true));
+            let consumer = effect.consumer.clone();
+            match effect.action {
+                ClaimAction::ServerClaim if happened => drop(self.at_servers.insert(consumer)),
+                ClaimAction::ServerDetached => {
+                    assert!(
+                        !self.mounted.contains(&consumer),
+                        "{consumer} is mounted, and the servers are told"
+                    );
+                    if happened {
+                        self.at_servers.remove(&consumer);
+                    }
+                }
+                ClaimAction::NodeDetach if happened => drop(self.mounted.remove(&consumer)),
+                ClaimAction::ServerClaim | ClaimAction::NodeDetach => {}
+                action => panic!("{action:?} is the servers' business"),
+            }
+            if die {
+                return;
+            }
+            let (volume, following) = step(&self.volume, ended(effect, outcome)).expect("an outcome");
+            self.volume = volume;
+            next = following;
+        }
+        for claim in self.volume.claims.iter().filter(|claim| claim.state == ClaimState::Taken) {
+            if self.volume.is_granted(claim) && !claim.releasing {
+                self.mounted.insert(claim.consumer.clone());
+            }
+        }
+    }
+
+    fn check(&self) {
+        for consumer in &self.mounted {
+            assert!(self.at_servers.contains(consumer), "{consumer} has what the servers may give to others");
+        }
+        for consumer in &self.at_servers {
+            let grant = self.volume.claim(consumer).and_then(|claim| claim.grant.as_ref());
+            assert!(grant.is_some(), "no row explains the servers' claim of {consumer}");
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn consumer_has_only_what_the_servers_gave(
+        turns in proptest::collection::vec((turns(), any::<bool>()), 1..24),
+        endings in proptest::collection::vec(endings(), 0..48),
+    ) {
+        let (at_servers, mounted) = Default::default();
+        let mut run = Run { volume: alone(), at_servers, mounted, endings: endings.into_iter() };
+        let restart = |run: &mut Run| run.turn(ClaimEvent::Recovered { node: "here".into() }, false);
+        for (turn, die) in turns {
+            let name = |consumer: u8| format!("c{consumer}");
+            let event = match turn {
+                Turn::Claim(consumer) => ClaimEvent::Claim(wanted(&name(consumer))),
+                Turn::Release(consumer) => ClaimEvent::Release { consumer: name(consumer) },
+                Turn::Continue(consumer) => ClaimEvent::Continue { consumer: name(consumer) },
+                Turn::Forget(consumer) => ClaimEvent::Forget { consumer: name(consumer) },
+                Turn::Restart => {
+                    restart(&mut run);
+                    continue;
+                }
+                Turn::Reboot => {
+                    run.volume.boot.push('+');
+                    run.mounted.clear();
+                    restart(&mut run);
+                    continue;
+                }
+            };
+            run.turn(event, die);
+            if die {
+                restart(&mut run);
+            }
+            run.check();
+        }
+        run.endings = Vec::new().into_iter();
+        for claim in &run.volume.claims.clone() {
+            run.turn(ClaimEvent::Release { consumer: claim.consumer.clone() }, false);
+            run.check();
+        }
+        prop_assert!(run.volume.claims.is_empty() && run.at_servers.is_empty() && run.mounted.is_empty());
+    }
+}

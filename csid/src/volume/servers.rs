@@ -1,0 +1,62 @@
+//! The seam between the engine of claims and the servers of a cluster. A csid that is alone has none.
+
+use futures_util::future::BoxFuture;
+
+use crate::error::{Error, Result};
+use crate::store::registry::{Claim, Record, VolumeName, VolumeSpec};
+use crate::store::rows::VolumeKey;
+
+/// The servers of a cluster, which have the registrations and the claims of all nodes.
+pub trait Servers: Send + Sync {
+    /// Claims a volume for a consumer of this node. `claim.call` names the call: when it is repeated, the same claim is granted.
+    fn claim(&self, name: VolumeName, claim: Claim) -> BoxFuture<'_, Result<Granted, ServerFailure>>;
+
+    /// Says that this node has nothing of a claim any more. A claim without an id is named by its call. `still_staged`: other claims
+    /// of this node keep the volume staged.
+    fn detached(
+        &self,
+        name: VolumeName,
+        claim: Claim,
+        still_staged: bool,
+    ) -> BoxFuture<'_, Result<(), ServerFailure>>;
+
+    /// Returns a volume without its claims, at revision 0. Waits a few seconds for a server. Fails with NotFound if the volume is not
+    /// registered.
+    fn volume(&self, name: VolumeName) -> BoxFuture<'_, Result<Record>>;
+
+    /// Registers a volume, or changes its registration. Returns it without its claims, at revision 0.
+    fn register(
+        &self,
+        name: VolumeName,
+        volume: VolumeKey,
+        spec: VolumeSpec,
+    ) -> BoxFuture<'_, Result<Record>>;
+}
+
+/// A claim that a server has granted.
+pub struct Granted {
+    /// The claim's random name.
+    pub id: String,
+    /// The volume without its claims, at revision 0.
+    pub record: Record,
+}
+
+impl From<ServerFailure> for Error {
+    fn from(failure: ServerFailure) -> Self {
+        match failure {
+            ServerFailure::NotSent(error) | ServerFailure::Refused(error) | ServerFailure::Unknown(error) => {
+                error
+            }
+        }
+    }
+}
+
+/// Why a server did not do what it was asked for.
+pub enum ServerFailure {
+    /// No server can be asked now.
+    NotSent(Error),
+    /// The server has refused the call, and has done nothing.
+    Refused(Error),
+    /// It is not known what the server has done.
+    Unknown(Error),
+}

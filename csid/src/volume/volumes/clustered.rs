@@ -1,0 +1,82 @@
+//! What a node does when the servers of its cluster are there, or want something.
+
+use crate::error::{Error, Kind, Result};
+use crate::store::registry::{Claim, Record, RecordFilter, VolumeName};
+use crate::volume::api::requests::{Authority, ReleaseRequest, Wait};
+use crate::volume::context::Context;
+use crate::volume::manager::Volumes;
+use crate::volume::operation::message::Message;
+
+impl Context {
+    /// Refuses a call that is not done in a cluster. `what` is the call.
+    pub(in crate::volume) fn refuse_in_cluster(&self, what: &str) -> Result<()> {
+        match self.records.servers {
+            None => Ok(()),
+            Some(_) => {
+                Err(Error::new(Kind::NotSupported, format!("{what}: no node of a cluster does this yet")))
+            }
+        }
+    }
+
+    /// Refuses the mount of a volume that is not registered, of which the cluster knows nothing. Root may have it, if csid.toml says so.
+    pub(in crate::volume) fn refuse_inline(&self, uid: u32) -> Result<()> {
+        if self.records.servers.is_none() {
+            return Ok(());
+        }
+        let is_allowed = self.config.borrow().cluster.as_ref().is_some_and(|cluster| cluster.inline);
+        match is_allowed && uid == 0 {
+            true => Ok(()),
+            false => {
+                let text = "this host is in a cluster, where volumes that are not registered are refused";
+                Err(Error::new(Kind::NotAuthorized, text))
+            }
+        }
+    }
+}
+
+/// Returns whether csid has something of the record from a time without servers.
+fn is_own(record: &Record) -> bool {
+    let is_alone = |claim: &Claim| claim.grant.is_none() && claim.call.is_empty();
+    (record.registration.is_some() && record.claims.is_empty())
+        || record.claims.iter().any(is_alone)
+        || !record.attachments.is_empty()
+}
+
+impl Volumes {
+    pub fn is_in_cluster(&self) -> bool {
+        self.shared.records.servers.is_some()
+    }
+
+    /// Returns the volumes that csid has registered, claimed or attached without servers.
+    pub async fn own_records(&self) -> Result<Vec<VolumeName>> {
+        let (records, _) = self.shared.records.registry.records(RecordFilter::default()).await?;
+        Ok(records.into_iter().filter(is_own).map(|record| record.name).collect())
+    }
+
+    /// Has unfinished work continued at once: a server can be asked again.
+    pub fn servers_are_back(&self) {
+        self.shared.directory.tell_all(|| Message::Wake);
+    }
+
+    /// Releases a claim that the servers want back, as its owner would. Returns `false` if this node has no claim of that name, and is
+    /// not asking for one.
+    pub async fn release_asked(&self, name: VolumeName, consumer: String, claim: &str) -> Result<bool> {
+        let record = self.shared.records.registry.record(name.clone()).await?;
+        match record.claim(&consumer) {
+            None => return Ok(false),
+            Some(held) if !held.id.is_empty() && held.id != claim => return Ok(false),
+            Some(_) => {}
+        }
+        let release = ReleaseRequest {
+            name,
+            consumer,
+            authority: Authority::Any(0),
+            force: false,
+            node: None,
+            secrets: None,
+            credential: None,
+            wait: Wait::default(),
+        };
+        self.release(release).await.map(|()| true)
+    }
+}

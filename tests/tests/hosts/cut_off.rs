@@ -1,0 +1,125 @@
+//! A host without a server. What is mounted stays; what ends is told later.
+
+use std::time::Duration;
+
+use csid_client::{Kind, MountOptions, ReleaseOptions};
+use csid_tests::ask::*;
+use csid_tests::world::{eventually, refusal, world};
+use rustix::process::Signal;
+
+use crate::*;
+
+#[test]
+fn mounts_of_a_cut_off_host_stay_and_end() {
+    world(async |w| {
+        let site = Site::start(1).await;
+        for volume in ["data", "kept", "more"] {
+            site.register(volume, "single-node-writer").await;
+        }
+        let (mut client, mut node) = n1(w, &site).await;
+        for volume in ["data", "kept"] {
+            mount_registered(&client, volume, "web").await.unwrap();
+        }
+        node.link.kill();
+        cut_off(w).await;
+        mount_registered(&client, "kept", "web").await.expect("the same mount again");
+        let options = within(Duration::from_secs(2), MountOptions::default());
+        let (kind, error) = refusal(client.mount(NAMESPACE, "more", "web", options).await);
+        assert_eq!((kind, error.details.retryable), (Kind::Unavailable, Some(true)), "{}", error.message);
+        unmount(&client, "data", "web").await.expect("an unmount needs no server");
+        assert!(row(&client, "data", "web").await.is_none());
+        // The claim of the ended mount outlives csid until a server knows.
+        for _ in 0..2 {
+            let states: Vec<_> =
+                claims(&client).await.into_iter().map(|row| (row.volume, row.state)).collect();
+            let due = [("data", "controller-detached"), ("kept", "taken")];
+            assert_eq!(states, due.map(|(volume, state)| (volume.to_owned(), state.to_owned())));
+            w.kill();
+            assert!(w.launch(&[]).await);
+            cut_off(w).await;
+            client = w.client().await;
+        }
+        servers_have(&site, "data", &["n1/web"]).await;
+        let pair = site.client_pair("csid://prod/node/n1");
+        node.link = site.link("n1", &pair, &site.addresses);
+        joined(w).await;
+        servers_have(&site, "data", &[]).await;
+        servers_have(&site, "kept", &["n1/web"]).await;
+        eventually("csid has forgotten the claim", async || claims(&client).await.len() == 1).await;
+        mount_registered(&client, "more", "web").await.unwrap();
+        for volume in ["kept", "more"] {
+            unmount(&client, volume, "web").await.unwrap();
+        }
+        w.nothing_left(&client).await;
+    });
+}
+
+/// The server has read the requests, and answers none of them.
+#[test]
+fn server_that_hangs_costs_no_mount_and_no_claim() {
+    world(async |w| {
+        let site = Site::start(1).await;
+        for volume in ["data", "more"] {
+            site.register(volume, "single-node-writer").await;
+        }
+        let (client, _link) = n1(w, &site).await;
+        mount_registered(&client, "data", "web").await.unwrap();
+        // csid knows the volume, so that the claim is the first that the server is asked for.
+        claim(&client, "more", "web").await.unwrap();
+        release(&client, "more", "web").await.unwrap();
+        site.servers[0].signal(Signal::STOP);
+        let options = within(Duration::from_secs(3), MountOptions::default());
+        let (kind, error) = refusal(client.mount(NAMESPACE, "more", "web", options).await);
+        assert!([Kind::TimedOut, Kind::Unavailable].contains(&kind), "{}", error.message);
+        unmount(&client, "data", "web").await.expect("an unmount needs no server");
+        cut_off(w).await;
+        w.kill();
+        site.servers[0].signal(Signal::CONT);
+        assert!(w.launch(&[]).await);
+        joined(w).await;
+        let client = w.client().await;
+        for volume in ["data", "more"] {
+            servers_have(&site, volume, &[]).await;
+        }
+        eventually("csid has no claim", async || claims(&client).await.is_empty()).await;
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn node_of_a_killed_server_joins_the_other() {
+    world(async |w| {
+        let mut site = Site::start(2).await;
+        site.register("data", "single-node-writer").await;
+        let (client, _link) = n1(w, &site).await;
+        mount_registered(&client, "data", "web").await.unwrap();
+        let at = site.addresses.iter().position(|address| w.status().contains(address.as_str())).unwrap();
+        site.servers[at].kill();
+        let other = format!("joined at {}", site.addresses[1 - at]);
+        eventually("csid has joined the other server", async || w.status().contains(&other)).await;
+        mount_registered(&client, "data", "web").await.unwrap();
+        unmount(&client, "data", "web").await.unwrap();
+        servers_have(&site, "data", &[]).await;
+        w.nothing_left(&client).await;
+    });
+}
+
+/// A plain claim is released when the servers know it: another host may have it from then on.
+#[test]
+fn release_of_a_cut_off_host_is_not_answered_early() {
+    world(async |w| {
+        let site = Site::start(1).await;
+        site.register("data", "single-node-writer").await;
+        let (client, mut node) = n1(w, &site).await;
+        claim(&client, "data", "web").await.unwrap();
+        node.link.kill();
+        cut_off(w).await;
+        let options = ReleaseOptions { deadline_usec: Some(2_000_000), ..ReleaseOptions::default() };
+        let (kind, error) = refusal(client.release(NAMESPACE, "data", "web", options).await);
+        assert!([Kind::TimedOut, Kind::Unavailable].contains(&kind), "{}", error.message);
+        let pair = site.client_pair("csid://prod/node/n1");
+        node.link = site.link("n1", &pair, &site.addresses);
+        servers_have(&site, "data", &[]).await;
+        release(&client, "data", "web").await.expect("a claim that is not there is released");
+    });
+}

@@ -1,0 +1,69 @@
+//! csid on the hosts of a cluster, with real servers, etcd and csid-link. Each csid has a world and a plugin of its own, with a witness.
+
+#[path = "../../../server/tests/cluster/certificates.rs"]
+#[allow(dead_code, reason = "the tests of the servers use more of it")]
+mod certificates;
+mod cut_off;
+#[path = "../../../etcd/tests/etcd/cluster.rs"]
+#[allow(dead_code, reason = "the tests of the registry use more of it")]
+mod etcd;
+mod kills;
+mod moves;
+mod refused;
+#[path = "../../../server/tests/cluster/site.rs"]
+#[allow(dead_code, reason = "the tests of the servers use more of it")]
+mod site;
+
+use std::path::Path;
+
+use csid_client::Client;
+use csid_tests::ask::*;
+use csid_tests::world::{World, eventually};
+
+use crate::site::{Node, Site};
+
+/// Returns what csid.toml says of a node, whose link has its sockets in `link`.
+fn of_node(name: &str, link: &Path) -> String {
+    format!("node = {name:?}\n[cluster]\nname = \"prod\"\nlink = {link:?}\n")
+}
+
+/// Starts this world's csid as a node, with plugin `p`, and waits until it has joined.
+async fn start_node(w: &mut World, name: &str, link: &Path) -> Client {
+    w.add_plugin_and("p", &[], "").await;
+    w.configure(&of_node(name, link));
+    let client = w.start().await;
+    healthy(&client, "p").await;
+    joined(w).await;
+    client
+}
+
+/// Starts this world's csid as the node `n1`. Its link ends with the returned node.
+async fn n1(w: &mut World, site: &Site) -> (Client, Node) {
+    let node = site.node("n1");
+    let client = start_node(w, "n1", node.run()).await;
+    (client, node)
+}
+
+async fn joined(w: &World) {
+    eventually("csid has joined", async || w.status().contains("cluster prod: joined at")).await;
+}
+
+async fn cut_off(w: &World) {
+    eventually("csid is cut off", async || w.status().contains("cluster prod: cut off")).await;
+}
+
+/// Returns the claims of a volume that the servers have, as NODE/CONSUMER, each with its value.
+async fn claims_at_servers(site: &Site, volume: &str) -> Vec<(String, String)> {
+    let prefix = format!("/csid/v1/vol/default/{volume}/claim/");
+    let found = site.raw().await.below(&prefix).await;
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    found.into_iter().map(|kv| (text(kv.key)[prefix.len()..].to_owned(), text(kv.value))).collect()
+}
+
+/// Waits until the servers have these claims of a volume.
+async fn servers_have(site: &Site, volume: &str, due: &[&str]) {
+    eventually(&format!("the servers have these claims of {volume}: {due:?}"), async || {
+        claims_at_servers(site, volume).await.iter().map(|(name, _)| name.as_str()).eq(due.iter().copied())
+    })
+    .await;
+}
