@@ -109,7 +109,7 @@ count-renew: debian-packages ## keep what one mount executes now, in tests/bench
 
 # What the packages have that cargo does not build.
 package-files: debian-packages
-	cargo build --locked -p csid -p csictl -p csi-local -p csid-volume-plugin --profile $(PROFILE)
+	cargo build --locked -p csid -p csictl -p csi-local -p csid-volume-plugin -p csid-link -p csid-server --profile $(PROFILE)
 	csictl=target/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))/csictl
 	mkdir -p target/man target/completions target/bin target/sbin
 	# The package keeps the links of target/sbin. cargo-deb reads what they name here.
@@ -122,12 +122,14 @@ package-files: debian-packages
 	$$csictl completions zsh >target/completions/_csictl
 	$$csictl completions fish >target/completions/csictl.fish
 
-deb: $(CARGO_DEB) libcsi package-files ## target/csid.deb, csid-volume-plugin.deb, libcsi1.deb, libcsi-dev.deb (PROFILE=dev: fast to build, slower to run)
+deb: $(CARGO_DEB) libcsi package-files ## target/csid.deb, csid-volume-plugin.deb, csid-cluster.deb, csid-server.deb, libcsi1.deb, libcsi-dev.deb (PROFILE=dev: fast to build, slower to run)
 	package() {
 		$(CARGO_DEB) --quiet --no-build --no-strip --profile $(PROFILE) $(if $(filter dev,$(PROFILE)),--fast) "$$@"
 	}
 	package --package csid --output target/csid.deb
 	package --package csid-volume-plugin --output target/csid-volume-plugin.deb
+	package --package csid-link --output target/csid-cluster.deb
+	package --package csid-server --output target/csid-server.deb
 	package --package libcsi-ffi --output target/libcsi1.deb
 	package --package libcsi-ffi --variant dev --output target/libcsi-dev.deb
 

@@ -185,6 +185,13 @@ pub fn shortened(text: &str) -> Cow<'_, str> {
     cut(text, SHOWN)
 }
 
+/// Returns a text from another program on one line, of at most `most` bytes. It goes to a terminal, a log, systemd and D-Bus, which takes no
+/// NUL.
+pub fn presentable(text: &str, most: usize) -> String {
+    let line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    cut(&line, most).into_owned()
+}
+
 /// Returns a path as an error shows it, which a caller may have chosen.
 pub fn shown(path: impl AsRef<Path>) -> String {
     shortened(&path.as_ref().to_string_lossy()).into_owned()

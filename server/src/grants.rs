@@ -95,11 +95,6 @@ impl Grants {
         self.matching(identity, may).next().is_some()
     }
 
-    /// Returns whether the identity may do this in each namespace.
-    pub fn allow_everywhere(&self, identity: &Identity, may: May) -> bool {
-        self.matching(identity, may).any(|grant| grant.namespaces.iter().any(|name| name == "*"))
-    }
-
     fn matching<'a>(&'a self, identity: &'a Identity, may: May) -> impl Iterator<Item = &'a Grant> {
         let of_role = match may {
             May::Join | May::Mount => identity.role == Role::Node,
@@ -156,8 +151,6 @@ mod tests {
         assert!(!grants.allow(&identity(Role::Node, "db-1"), "prod", May::Mount));
         let operator = identity(Role::Operator, "a");
         assert!(grants.allow(&operator, "prod", May::Register));
-        assert!(!grants.allow_everywhere(&operator, May::Register));
-        assert!(grants.allow_everywhere(&node, May::Mount));
         assert!(!grants.allow(&operator, "test", May::Register));
         assert!(!grants.allow(&operator, "prod", May::ReleaseOthers));
         assert!(!grants.allow(&identity(Role::Operator, "ab"), "prod", May::Read), "a name is no prefix");

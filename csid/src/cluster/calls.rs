@@ -11,10 +11,10 @@ use tonic::{Response, Status};
 use crate::cluster::failure::{read, unavailable};
 use crate::cluster::node::Node;
 use crate::cluster::rows::{read_record, write_spec};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::store::registry::{Claim, Record, Registration, VolumeName, VolumeSpec};
 use crate::store::rows::VolumeKey;
-use crate::volume::rules::words_of;
+use crate::volume::rules::{check_name, words_of};
 use crate::volume::servers::{Granted, ServerFailure, Servers};
 
 /// How long a call may take. A server asks etcd for at most 5 s, and repeats an open change.
@@ -64,10 +64,7 @@ impl Servers for Node {
             let volume =
                 volume.ok_or_else(|| wrong(Error::internal("a server granted a claim of no volume")))?;
             let record = read_record(&name, volume).map_err(wrong)?;
-            // The name of a claim is 128 random bits.
-            if id.is_empty() || id.len() > 128 {
-                return Err(wrong(Error::internal("a server granted a claim without a name")));
-            }
+            check_name("claim", &id).map_err(wrong)?;
             Ok(Granted { id, record })
         }
         .boxed()
@@ -109,6 +106,10 @@ impl Servers for Node {
         spec: VolumeSpec,
     ) -> BoxFuture<'_, Result<Record>> {
         async move {
+            if spec.suid || spec.dev {
+                let text = "suid and dev: servers keep neither, name them when you mount the volume";
+                return Err(Error::new(Kind::NotSupported, text));
+            }
             let register = Register {
                 namespace: name.namespace.clone(),
                 volume: name.volume.clone(),

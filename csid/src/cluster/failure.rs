@@ -4,20 +4,23 @@ use csi_proto::cluster::v1::Failure;
 use prost::Message;
 use tonic::{Code, Status};
 
-use crate::error::{Error, Kind, cut, shortened};
+use crate::error::{Error, Kind, presentable};
 use crate::volume::servers::ServerFailure;
 
 /// The trailer that has a server's [`Failure`].
 pub const TRAILER: &str = "csid-failure-bin";
 /// The limit of a server's message, in bytes.
 const MESSAGE: usize = 2048;
+/// The limits of holders: their number, and the bytes of each.
+const HOLDERS: usize = 16;
+const HOLDER: usize = 256;
 
 /// Returns what a failed call says of its effect.
 pub(super) fn read(status: &Status) -> ServerFailure {
     let trailer = status.metadata().get_bin(TRAILER).and_then(|value| value.to_bytes().ok());
     let failure = trailer.and_then(|bytes| Failure::decode(bytes).ok());
     let Some(Failure { kind, message, retryable, holders, .. }) = failure else {
-        let message = cut(status.message(), MESSAGE);
+        let message = presentable(status.message(), MESSAGE);
         return match status.code() {
             Code::Unimplemented => {
                 let text = format!("this cluster's server does not know the call: {message}");
@@ -29,9 +32,9 @@ pub(super) fn read(status: &Status) -> ServerFailure {
         };
     };
     let kind = Kind::read(&kind).unwrap_or(Kind::Internal);
-    let error = Error::new(kind, cut(&message, MESSAGE)).with(|details| {
+    let error = Error::new(kind, presentable(&message, MESSAGE)).with(|details| {
         details.retryable = retryable;
-        details.holders = holders.iter().map(|holder| shortened(holder).into_owned()).collect();
+        details.holders = holders.iter().take(HOLDERS).map(|holder| presentable(holder, HOLDER)).collect();
     });
     match kind {
         // The server may have lost etcd after it sent the change.

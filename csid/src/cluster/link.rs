@@ -1,6 +1,7 @@
 //! Channels to servers: HTTP/2 over the sockets of csid-link.
 
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -10,6 +11,8 @@ use tonic::transport::{Channel, Endpoint, Uri};
 
 /// How often a quiet connection is probed, and how long the answer may take.
 const PROBE: Duration = Duration::from_secs(10);
+/// The most servers, as csid-link has it.
+const SERVERS: usize = 16;
 
 /// Returns a channel to the server of this socket. It connects at the first call.
 pub(super) fn open(socket: &Path) -> Channel {
@@ -30,13 +33,22 @@ pub(super) fn open(socket: &Path) -> Channel {
 pub(super) fn servers(directory: &Path, node: &str) -> std::io::Result<Vec<String>> {
     let mut servers = Vec::new();
     for entry in std::fs::read_dir(directory)? {
-        if let Ok(name) = entry?.file_name().into_string()
-            && name.contains(':')
+        let entry = entry?;
+        if let Ok(name) = entry.file_name().into_string()
+            && is_server(&name)
+            && entry.file_type()?.is_socket()
         {
             servers.push(name);
         }
     }
     let place = |server: &String| BuildHasherDefault::<DefaultHasher>::default().hash_one((node, server));
     servers.sort_by_key(place);
+    servers.truncate(SERVERS);
     Ok(servers)
+}
+
+/// Returns whether a name of a socket is HOST:PORT, as csid-link makes them.
+fn is_server(name: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-.:[]".contains(&byte);
+    name.contains(':') && name.len() <= 80 && name.bytes().all(is_plain)
 }

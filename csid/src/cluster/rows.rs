@@ -24,13 +24,12 @@ pub fn read_spec(of: Spec) -> Result<VolumeSpec> {
         topologies: of.topologies.into_iter().map(|topology| topology.segments).collect(),
         credential: (!of.credential.is_empty()).then_some(of.credential),
         heal: rules::read_heal(&of.heal)?,
-        suid: of.suid,
-        dev: of.dev,
         ..VolumeSpec::default()
     })
 }
 
-/// Returns the spec of a volume, all of it. What a volume was created from is no part of the message.
+/// Returns the spec of a volume. What it was created from is no part of the message, nor are `suid` and `dev`: on each host root alone
+/// decides about them.
 pub fn write_spec(of: &VolumeSpec) -> Spec {
     let capabilities = of.capabilities.iter().map(|capability| {
         let [access_mode, attachment_mode] = rules::words_of_capability(*capability).map(str::to_owned);
@@ -46,8 +45,6 @@ pub fn write_spec(of: &VolumeSpec) -> Spec {
         parameters: of.parameters.clone(),
         credential: of.credential.clone().unwrap_or_default(),
         heal: rules::heal_word(of.heal).to_owned(),
-        suid: of.suid,
-        dev: of.dev,
         topologies: of.topologies.iter().map(|segments| Topology { segments: segments.clone() }).collect(),
     }
 }
@@ -62,6 +59,11 @@ pub(super) fn read_record(name: &VolumeName, row: VolumeRow) -> Result<Record> {
         _ => return rules::registered(&Record::none(name.clone())).map(|_| Record::none(name.clone())),
     };
     rules::check_volume(&row.plugin, &row.external_id, &spec)?;
+    rules::check_name("owner", &row.owner)?;
+    // A server must not choose which of this host's secrets the plugin gets.
+    if let Some(credential) = &spec.credential {
+        rules::check_credential(&name.namespace, credential)?;
+    }
     Ok(Record {
         volume: VolumeKey::new(row.plugin, row.external_id),
         registration: Some(rules::new_registration(&row.owner, spec)),
@@ -88,8 +90,6 @@ mod tests {
             topologies: vec![map("zone"), map("rack")],
             credential: Some("csid.prod.key".into()),
             heal: Heal::Remount,
-            suid: true,
-            dev: true,
             ..VolumeSpec::default()
         };
         assert!(read_spec(write_spec(&spec)).unwrap() == spec);
@@ -100,6 +100,7 @@ mod tests {
         let name = VolumeName { namespace: "default".into(), volume: "data".into() };
         let capability =
             Capability { access_mode: "single-node-writer".into(), attachment_mode: "file-system".into() };
+        let spec = Spec { capabilities: vec![capability], ..Spec::default() };
         let row = VolumeRow {
             namespace: "default".into(),
             volume: "data".into(),
@@ -107,7 +108,7 @@ mod tests {
             external_id: "ext".into(),
             standing: "registered".into(),
             owner: "operator/a".into(),
-            spec: Some(Spec { capabilities: vec![capability], ..Spec::default() }),
+            spec: Some(spec.clone()),
             ..VolumeRow::default()
         };
         let record = read_record(&name, row.clone()).unwrap();
@@ -118,6 +119,11 @@ mod tests {
             VolumeRow { plugin: String::new(), ..row.clone() },
             VolumeRow { external_id: "x".repeat(10_000), ..row.clone() },
             VolumeRow { standing: "deleting".into(), ..row.clone() },
+            VolumeRow { owner: "a\nb".into(), ..row.clone() },
+            VolumeRow {
+                spec: Some(Spec { credential: "csid.other.key".into(), ..spec.clone() }),
+                ..row.clone()
+            },
             VolumeRow { spec: None, ..row },
         ] {
             assert!(read_record(&name, other).is_err());

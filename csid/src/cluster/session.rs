@@ -1,6 +1,6 @@
 //! The session with a server. When it ends, the node joins at the next server.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,10 +18,11 @@ use crate::backoff::Backoff;
 use crate::cluster::failure::read;
 use crate::cluster::link;
 use crate::cluster::node::{Joined, Node, State};
-use crate::error::{Error, cut};
+use crate::error::{Error, presentable};
 use crate::plugin::{ATTACHES, Plugins};
 use crate::store::registry::VolumeName;
 use crate::volume::Volumes;
+use crate::volume::rules::check_name;
 
 /// How long a server may take to answer a Hello.
 const WELCOME: Duration = Duration::from_secs(15);
@@ -33,6 +34,8 @@ const REFUSED: Duration = Duration::from_secs(10);
 const RELEASE: Duration = Duration::from_secs(10);
 /// The most volumes of its own that a refused host names.
 const SHOWN: usize = 8;
+/// The most claims that a server may want back at the same time. It is the limit of claims of one node.
+const ASKED: usize = 1000;
 /// The limit of a server's text in the state, in bytes.
 const TEXT: usize = 256;
 
@@ -50,7 +53,7 @@ impl Node {
     /// Keeps a session with a server, for ever. A host that has volumes from before the cluster does not join: neither side would know
     /// the other's claims.
     pub async fn run(self: Arc<Self>, volumes: Volumes, plugins: Plugins) {
-        match volumes.own_records().await {
+        match volumes.own_volumes().await {
             Ok(own) if own.is_empty() => {}
             Ok(own) => {
                 let names: Vec<String> = own.iter().take(SHOWN).map(ToString::to_string).collect();
@@ -77,13 +80,14 @@ impl Node {
                     Ok(session) => {
                         let end = self.serve(session, &volumes, &plugins).await;
                         pause.worked_for(begun.elapsed());
+                        tokio::time::sleep(PAUSE.0).await;
                         end
                     }
                     Err(end) => end,
                 };
                 match end {
                     End::Lost(text) => {
-                        why = format!("{server}: {}", cut(&text, TEXT));
+                        why = format!("{server}: {}", presentable(&text, TEXT));
                         self.become_state(State::CutOff { why: why.clone() });
                     }
                     End::Refused { reason, message } => {
@@ -134,7 +138,7 @@ impl Node {
             Some(to_node::Is::Welcome(welcome)) => welcome,
             Some(to_node::Is::Refused(refused)) => {
                 let [reason, message] =
-                    [refused.reason, refused.message].map(|text| cut(&text, TEXT).into_owned());
+                    [refused.reason, refused.message].map(|text| presentable(&text, TEXT));
                 return Err(End::Refused { reason, message });
             }
             _ => return Err(lost("the answer to Hello is neither Welcome nor Refused")),
@@ -154,11 +158,15 @@ impl Node {
         volumes.servers_are_back();
         let mut changes = plugins.subscribe();
         let mut releases = JoinSet::new();
+        let mut asked = HashSet::new();
         loop {
             tokio::select! {
                 message = session.from_server.message() => match message {
                     Ok(Some(ToNode { is: Some(to_node::Is::Changed(changed)) })) => {
-                        releases.spawn(Arc::clone(self).release(changed, volumes.clone()));
+                        // A server asks once in a session. This one may not be a server of ours.
+                        if is_plain(&changed) && asked.len() < ASKED && asked.insert(changed.claim.clone()) {
+                            releases.spawn(Arc::clone(self).release(changed, volumes.clone()));
+                        }
                     }
                     // Another first answer, or a message of a later version.
                     Ok(Some(_)) => {}
@@ -173,18 +181,23 @@ impl Node {
                         return End::Lost(text);
                     }
                 }
-                Some(_) = releases.join_next() => {}
+                Some(ended) = releases.join_next() => {
+                    if let Ok(claim) = ended {
+                        asked.remove(&claim);
+                    }
+                }
             }
         }
     }
 
     /// Releases a claim that the servers want back, and repeats that until it is done or the session ends.
-    async fn release(self: Arc<Self>, changed: ClaimChanged, volumes: Volumes) {
+    /// Returns the claim's name.
+    async fn release(self: Arc<Self>, changed: ClaimChanged, volumes: Volumes) -> String {
         let ClaimChanged { claim, namespace, volume, consumer, state: _ } = changed;
         let name = VolumeName { namespace, volume };
         loop {
             let released = match volumes.release_asked(name.clone(), consumer.clone(), &claim).await {
-                Ok(true) => return,
+                Ok(true) => return claim,
                 // This node has no such claim, and so nothing of it.
                 Ok(false) => self
                     .tell(Owed {
@@ -199,7 +212,7 @@ impl Node {
                 Err(error) => Err(error),
             };
             match released {
-                Ok(()) => return,
+                Ok(()) => return claim,
                 Err(error) => {
                     tracing::warn!(volume = %name, consumer, %error, "a claim that the cluster wants back is not released yet");
                 }
@@ -207,6 +220,13 @@ impl Node {
             tokio::time::sleep(RELEASE).await;
         }
     }
+}
+
+/// Returns whether a message has names, and no other text.
+fn is_plain(changed: &ClaimChanged) -> bool {
+    let ClaimChanged { claim, namespace, volume, consumer, state: _ } = changed;
+    let names = [("claim", claim), ("namespace", namespace), ("volume", volume), ("consumer", consumer)];
+    names.into_iter().all(|(what, name)| check_name(what, name).is_ok())
 }
 
 /// An open session.

@@ -250,14 +250,9 @@ pub(super) fn sent(secrets: Option<&Secrets>) -> BTreeMap<String, String> {
     secrets.map(Secrets::for_rpc).unwrap_or_default()
 }
 
-/// A plugin's text on one line, bounded: it goes to a terminal, a log and D-Bus, which takes no NUL.
+/// A plugin's text on one line, bounded.
 pub(super) fn presentable(text: &str) -> String {
-    let mut clean: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    if clean.len() > MESSAGE_LIMIT {
-        clean.truncate(clean.floor_char_boundary(MESSAGE_LIMIT));
-        clean.push('…');
-    }
-    clean
+    crate::error::presentable(text, MESSAGE_LIMIT)
 }
 
 /// The deadline of one RPC: csid.toml's, shared by all plugins and changed by a reload, or the plugin's own.

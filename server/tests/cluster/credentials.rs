@@ -23,6 +23,7 @@ async fn credential_of_another_namespace_is_refused() {
         assert_eq!(Refusal::of(&refused).code, Code::InvalidArgument, "{credential}: {refused:?}");
     }
     of_a.change(with_credential("v", "csid.a.key")).await.unwrap();
-    // Who registers in each namespace may name each credential.
-    site.operator(0, "all").change(with_credential("w", "csid.prod.db")).await.unwrap();
+    // Not even a caller with all grants: a host's secrets are of the host.
+    let refused = site.operator(0, "all").change(with_credential("w", "csid.prod.db")).await.unwrap_err();
+    assert_eq!(Refusal::of(&refused).code, Code::InvalidArgument);
 }

@@ -4,6 +4,7 @@
 mod access;
 mod bound;
 mod closed;
+mod clustered;
 mod credentials;
 mod docker;
 mod doctor;

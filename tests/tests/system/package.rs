@@ -59,7 +59,7 @@ fn package_has_the_documents_that_it_names() {
 
 #[test]
 fn packages_name_their_sizes() {
-    for name in ["csid", "csid-volume-plugin", "libcsi1", "libcsi-dev"] {
+    for name in ["csid", "csid-volume-plugin", "csid-cluster", "csid-server", "libcsi1", "libcsi-dev"] {
         let deb = format!("{}/../target/{name}.deb", env!("CARGO_MANIFEST_DIR"));
         let field =
             Command::new("dpkg-deb").args(["--field", &deb, "Installed-Size"]).output().expect("dpkg-deb");

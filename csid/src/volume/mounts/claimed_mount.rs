@@ -47,7 +47,7 @@ impl Executor<'_> {
             None => {
                 let record = self.control().claim(&name, claim, ahead).await?;
                 self.use_attachment(&record, wanted);
-                self.use_granted(&record, wanted);
+                self.use_granted(&record, claim, wanted);
                 registration.clone_from(&record.registration);
                 record
             }
@@ -153,12 +153,16 @@ impl Executor<'_> {
     }
 
     /// Copies into the request what the servers of a cluster tell no node before it has claimed the volume.
-    fn use_granted(&self, record: &Record, wanted: &mut DesiredMount) {
+    fn use_granted(&self, record: &Record, claim: &Claim, wanted: &mut DesiredMount) {
         let Some(registration) =
             record.registration.as_ref().filter(|_| self.shared.records.servers.is_some())
         else {
             return;
         };
+        // The context says which storage gets the secrets, so both are of one answer.
+        if claim.credential.is_none() && !wanted.spec.secrets_given {
+            wanted.spec.credential.clone_from(&registration.spec.credential);
+        }
         let usage = &mut wanted.spec.usage;
         usage.context.clone_from(&registration.spec.context);
         if usage.mount_flags.is_empty() && usage.attachment_mode == AttachmentMode::FileSystem {

@@ -1,6 +1,9 @@
 //! What a node does when the servers of its cluster are there, or want something.
 
+use std::collections::BTreeSet;
+
 use crate::error::{Error, Kind, Result};
+use crate::store::MountFilter;
 use crate::store::registry::{Claim, Record, RecordFilter, VolumeName};
 use crate::volume::api::requests::{Authority, ReleaseRequest, Wait};
 use crate::volume::context::Context;
@@ -47,10 +50,17 @@ impl Volumes {
         self.shared.records.servers.is_some()
     }
 
-    /// Returns the volumes that csid has registered, claimed or attached without servers.
-    pub async fn own_records(&self) -> Result<Vec<VolumeName>> {
+    /// Returns the volumes that csid has registered, claimed or attached without servers, and those that it has mounted although no server
+    /// may know them.
+    pub async fn own_volumes(&self) -> Result<BTreeSet<VolumeName>> {
         let (records, _) = self.shared.records.registry.records(RecordFilter::default()).await?;
-        Ok(records.into_iter().filter(is_own).map(|record| record.name).collect())
+        let mut own: BTreeSet<_> = records.into_iter().filter(is_own).map(|record| record.name).collect();
+        if self.shared.refuse_inline(0).is_err() {
+            let mounts = self.shared.store.mounts(MountFilter::default()).await?;
+            let inline = mounts.iter().filter(|(row, _)| !row.spec.registered);
+            own.extend(inline.map(|(row, _)| VolumeName::of(&row.key)));
+        }
+        Ok(own)
     }
 
     /// Has unfinished work continued at once: a server can be asked again.

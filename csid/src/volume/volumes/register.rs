@@ -97,6 +97,11 @@ impl Context {
         self.refuse_in_use_otherwise(&name, &volume)?;
         let new = new_registration(uid, spec, origin);
         if let Some(servers) = &self.records.servers {
+            if uid != 0 {
+                // The servers know this host as the owner, and none of its users.
+                let text = "in a cluster root alone registers volumes on a host";
+                return Err(Error::new(Kind::NotAuthorized, text));
+            }
             self.confirm(&name, &volume, &new, secrets, wait).await?;
             return servers.register(name, volume, new.spec).await;
         }
