@@ -183,16 +183,17 @@ impl Cluster {
         self.require_node(caller)?;
         let name = rules::volume_name(&owed.namespace, &owed.volume)?;
         check_name("consumer", &owed.consumer)?;
-        // A node that got no answer to its call knows no more of the claim than the name of the call.
-        match owed.claim.is_empty() {
-            true => check_name("call", &owed.call)?,
-            false => check_name("claim", &owed.claim)?,
+        // A node that got no answer to its last call may have no name of the claim, or an earlier claim's. It has the name of the call.
+        let is_named = !owed.claim.is_empty();
+        if is_named {
+            check_name("claim", &owed.claim)?;
         }
-        let call = format!("{caller}/{}", owed.call);
-        let is_meant = |claim: &&Claim| match owed.claim.is_empty() {
-            true => claim.call == call,
-            false => claim.id == owed.claim,
-        };
+        if !is_named || !owed.call.is_empty() {
+            check_name("call", &owed.call)?;
+        }
+        let call = (!owed.call.is_empty()).then(|| format!("{caller}/{}", owed.call));
+        let is_meant =
+            |claim: &&Claim| (is_named && claim.id == owed.claim) || call.as_ref() == Some(&claim.call);
         let node = &caller.name;
         for _ in 0..TRIES {
             let here = self.presence.here()?;
@@ -364,7 +365,7 @@ fn claims(record: &Record, node: &str, row: Option<&NodeRow>) -> Claims {
         ahead: Vec::new(),
         attachments: record.attachments.clone(),
         node: Some(node.to_owned()),
-        servers: false,
+        cluster: None,
         boot: row.map(|row| row.boot.clone()).unwrap_or_default(),
     }
 }

@@ -17,10 +17,11 @@ use crate::store::rows::VolumeKey;
 use crate::volume::rules::{check_name, words_of};
 use crate::volume::servers::{Granted, ServerFailure, Servers};
 
-/// How long a call may take. A server asks etcd for at most 5 s, and repeats an open change.
+/// How long csid waits for an answer. The server goes on with a change that it has sent to etcd.
 const CALL: Duration = Duration::from_secs(10);
-/// How long a question waits for a session.
+/// How long a question waits for a session, and how long a Claim does. Others' operations wait in the queue behind a Claim.
 const SESSION: Duration = Duration::from_secs(5);
+const CLAIM: Duration = Duration::from_secs(2);
 
 /// Bounds a call in time.
 async fn answered<T>(call: impl Future<Output = Result<Response<T>, Status>>) -> Result<T, ServerFailure> {
@@ -33,14 +34,18 @@ async fn answered<T>(call: impl Future<Output = Result<Response<T>, Status>>) ->
 }
 
 impl Node {
-    /// Tells the server that this node has nothing of a claim any more.
-    pub(super) async fn tell(&self, owed: Owed) -> Result<(), ServerFailure> {
+    /// Reports to the server that this node has nothing of a claim any more.
+    pub(super) async fn report(&self, owed: Owed) -> Result<(), ServerFailure> {
         let mut client = self.client().map_err(ServerFailure::NotSent)?;
         answered(client.detached(Owed { boot: self.boot.clone(), ..owed })).await.map(drop)
     }
 }
 
 impl Servers for Node {
+    fn cluster(&self) -> &str {
+        &self.cluster
+    }
+
     fn claim(&self, name: VolumeName, claim: Claim) -> BoxFuture<'_, Result<Granted, ServerFailure>> {
         async move {
             let [mode, access_mode, attachment_mode] = words_of(claim.usage).map(str::to_owned);
@@ -57,7 +62,7 @@ impl Servers for Node {
                 boot: self.boot.clone(),
                 ..ClaimAsk::default()
             };
-            let mut client = self.client().map_err(ServerFailure::NotSent)?;
+            let mut client = self.joined(CLAIM).await.map_err(ServerFailure::NotSent)?;
             let GrantedRow { claim: id, volume, revision } = answered(client.claim(ask)).await?;
             self.has_seen(0, revision);
             let wrong = |error: Error| ServerFailure::Unknown(error);
@@ -85,7 +90,7 @@ impl Servers for Node {
             boot: String::new(),
             call: claim.call,
         };
-        self.tell(owed).boxed()
+        self.report(owed).boxed()
     }
 
     fn volume(&self, name: VolumeName) -> BoxFuture<'_, Result<Record>> {
@@ -121,7 +126,7 @@ impl Servers for Node {
             let ask = ChangeAsk { what: Some(change_ask::What::Register(register)) };
             let row = answered(client.change(ask)).await?;
             self.has_seen(0, row.revision);
-            // The answer has no context, which only a node with a claim is told.
+            // The answer has no context, which only a node with a claim gets.
             let record = read_record(&name, row)?;
             let registration = record.registration.map(|of| Registration { spec, ..of });
             Ok(Record { registration, ..record })

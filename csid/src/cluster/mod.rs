@@ -10,4 +10,4 @@ mod node;
 pub mod rows;
 mod session;
 
-pub use node::{Node, State};
+pub use node::{Node, SessionState};

@@ -18,7 +18,7 @@ const MACHINE_ID: &str = "/etc/machine-id";
 
 /// Whether a server can be asked.
 #[derive(Clone, Debug, Default)]
-pub enum State {
+pub enum SessionState {
     /// No server has answered since csid's start. The text says why not; empty: none was asked.
     #[default]
     Starting,
@@ -48,7 +48,7 @@ pub struct Node {
     pub(super) name: String,
     /// The directory of csid-link's sockets.
     pub(super) link: PathBuf,
-    pub(super) state: watch::Sender<State>,
+    pub(super) state: watch::Sender<SessionState>,
     /// The greatest generation and revision of the cluster that this csid has seen.
     generation: AtomicU64,
     revision: AtomicU64,
@@ -70,7 +70,7 @@ impl Node {
             cluster: config.name.clone(),
             name: name.to_owned(),
             link: config.link.clone(),
-            state: watch::Sender::new(State::Starting),
+            state: watch::Sender::new(SessionState::Starting),
             generation: AtomicU64::new(0),
             revision: AtomicU64::new(0),
             journal_id: journal_id.to_owned(),
@@ -82,20 +82,20 @@ impl Node {
     /// Returns the state of the session, for people: `cluster prod: joined at s1:7443`.
     pub fn status(&self) -> String {
         let state = match &*self.state.borrow() {
-            State::Starting => "joining".to_owned(),
-            State::CutOff { why } => format!("cut off ({why})"),
-            State::Refused { reason, message } => format!("refused as {reason} ({message})"),
-            State::Joined(Joined { server, .. }) => format!("joined at {server}"),
+            SessionState::Starting => "joining".to_owned(),
+            SessionState::CutOff { why } => format!("cut off ({why})"),
+            SessionState::Refused { reason, message } => format!("refused as {reason} ({message})"),
+            SessionState::Joined(Joined { server, .. }) => format!("joined at {server}"),
         };
         format!("cluster {}: {state}", self.cluster)
     }
 
-    pub fn subscribe(&self) -> watch::Receiver<State> {
+    pub fn subscribe(&self) -> watch::Receiver<SessionState> {
         self.state.subscribe()
     }
 
     pub fn is_joined(&self) -> bool {
-        matches!(*self.state.borrow(), State::Joined(_))
+        matches!(*self.state.borrow(), SessionState::Joined(_))
     }
 
     pub(super) fn hello(&self) -> Hello {
@@ -120,7 +120,7 @@ impl Node {
     /// Returns the client of the session's server. Fails with Unavailable if there is no session.
     pub(super) fn client(&self) -> Result<ClusterClient<Channel>> {
         match &*self.state.borrow() {
-            State::Joined(joined) => Ok(joined.client.clone()),
+            SessionState::Joined(joined) => Ok(joined.client.clone()),
             _ => Err(unavailable(format!("no server can be asked: {}", self.status()))),
         }
     }
@@ -128,7 +128,8 @@ impl Node {
     /// Waits for a session, and returns the client of its server. Fails with Unavailable when the time is over.
     pub(super) async fn joined(&self, limit: Duration) -> Result<ClusterClient<Channel>> {
         let mut state = self.state.subscribe();
-        let _ = tokio::time::timeout(limit, state.wait_for(|state| matches!(state, State::Joined(_)))).await;
+        let _ = tokio::time::timeout(limit, state.wait_for(|state| matches!(state, SessionState::Joined(_))))
+            .await;
         self.client()
     }
 }

@@ -17,7 +17,7 @@ use tonic::{Status, Streaming};
 use crate::backoff::Backoff;
 use crate::cluster::failure::read;
 use crate::cluster::link;
-use crate::cluster::node::{Joined, Node, State};
+use crate::cluster::node::{Joined, Node, SessionState};
 use crate::error::{Error, presentable};
 use crate::plugin::{ATTACHES, Plugins};
 use crate::store::registry::VolumeName;
@@ -58,11 +58,12 @@ impl Node {
             Ok(own) => {
                 let names: Vec<String> = own.iter().take(SHOWN).map(ToString::to_string).collect();
                 let message = format!("this host has {} volumes of its own: {}", own.len(), names.join(", "));
-                return self.become_state(State::Refused { reason: "own-volumes".to_owned(), message });
+                return self
+                    .become_state(SessionState::Refused { reason: "own-volumes".to_owned(), message });
             }
             Err(error) => {
                 let message = format!("the journal was not read: {error}");
-                return self.become_state(State::Refused { reason: "journal".to_owned(), message });
+                return self.become_state(SessionState::Refused { reason: "journal".to_owned(), message });
             }
         }
         let mut pause = Backoff::between(PAUSE.0, PAUSE.1);
@@ -88,23 +89,23 @@ impl Node {
                 match end {
                     End::Lost(text) => {
                         why = format!("{server}: {}", presentable(&text, TEXT));
-                        self.become_state(State::CutOff { why: why.clone() });
+                        self.become_state(SessionState::CutOff { why: why.clone() });
                     }
                     End::Refused { reason, message } => {
                         refused = true;
-                        self.become_state(State::Refused { reason, message });
+                        self.become_state(SessionState::Refused { reason, message });
                     }
                 }
             }
             if !refused {
-                self.become_state(State::CutOff { why });
+                self.become_state(SessionState::CutOff { why });
             }
             tokio::time::sleep(if refused { REFUSED } else { pause.next() }).await;
         }
     }
 
     /// Sets the state. The log has each change once.
-    fn become_state(&self, state: State) {
+    fn become_state(&self, state: SessionState) {
         let before = self.status();
         self.state.send_replace(state);
         let now = self.status();
@@ -148,13 +149,13 @@ impl Node {
         session.report(plugins).map_err(|text| lost(&text))?;
         let text = if mode == "normal" { "" } else { ", which recovers and grants nothing yet" };
         tracing::info!(server, "the server has welcomed this node{text}");
-        self.become_state(State::Joined(Joined { server: server.to_owned(), client }));
+        self.become_state(SessionState::Joined(Joined { server: server.to_owned(), client }));
         Ok(session)
     }
 
     /// Serves a session until it ends.
     async fn serve(self: &Arc<Self>, mut session: Session, volumes: &Volumes, plugins: &Plugins) -> End {
-        // What ended without a server is told now.
+        // The server learns now what has ended meanwhile.
         volumes.servers_are_back();
         let mut changes = plugins.subscribe();
         let mut releases = JoinSet::new();
@@ -200,7 +201,7 @@ impl Node {
                 Ok(true) => return claim,
                 // This node has no such claim, and so nothing of it.
                 Ok(false) => self
-                    .tell(Owed {
+                    .report(Owed {
                         claim: claim.clone(),
                         namespace: name.namespace.clone(),
                         volume: name.volume.clone(),

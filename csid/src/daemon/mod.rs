@@ -527,7 +527,7 @@ impl Daemon {
 }
 
 /// Waits until the state of the cluster's session has changed. Never returns if csid is alone.
-async fn changed(session: Option<&mut watch::Receiver<cluster::State>>) {
+async fn changed(session: Option<&mut watch::Receiver<cluster::SessionState>>) {
     match session {
         // The node has the sender, and exists as long as the daemon.
         Some(session) => drop(session.changed().await),

@@ -138,13 +138,6 @@ impl Handles {
     /// Declares the volumes of volumes.d at csid's start. A file with an error affects its own volume alone, and then no volume is removed.
     pub(super) async fn declare(&self) {
         let files = volume::volumes_d::load_each(&self.directories.configuration.join("volumes.d"));
-        if self.volumes.is_in_cluster() {
-            // Registrations are the servers'.
-            if !matches!(files.as_deref(), Ok([])) {
-                tracing::warn!("this host is in a cluster: the files of volumes.d are not read");
-            }
-            return;
-        }
         let (mut declared, mut all) = (Vec::new(), true);
         for file in files.unwrap_or_else(|error| vec![Err(error)]) {
             match file {

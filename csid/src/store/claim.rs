@@ -98,6 +98,8 @@ pub struct Blocked {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Grant {
+    /// The name of the cluster.
+    pub cluster: String,
     /// `Making`: a server was asked, and may have granted the claim. `Removing`: the servers have yet to learn that the node has
     /// nothing of the volume any more.
     pub leg: Leg,

@@ -176,6 +176,8 @@ impl MountSpec {
             context,
             publish_context: _,
         } = usage;
+        // csid itself gives the context of a registered volume.
+        let is_given = !(*registered && other.registered);
         let is_other = [
             ("plugin", *registered != other.registered),
             ("target", *target != other.target),
@@ -185,7 +187,7 @@ impl MountSpec {
             ("fs-type", *fs_type != other.usage.fs_type),
             ("mount-flags", *mount_flags != other.usage.mount_flags),
             ("mount-group", *mount_group != other.usage.mount_group),
-            ("volume-context", *context != other.usage.context),
+            ("volume-context", is_given && *context != other.usage.context),
             ("propagation", *propagation != other.propagation),
             ("suid", *suid != other.suid),
             ("dev", *dev != other.dev),

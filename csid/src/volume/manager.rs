@@ -78,6 +78,10 @@ impl Volumes {
         if let (Some(fd), Some(target)) = (&target_fd, &options.target) {
             self.shared.host.is_free(fd, Path::new(target))?;
         }
+        if adopted.is_some() {
+            // A server may have granted the volume to another host.
+            self.shared.refuse_in_cluster("AdoptMount")?;
+        }
         let (volume, mut spec, claim) = match inline {
             Some(volume) => {
                 self.shared.refuse_inline(uid)?;

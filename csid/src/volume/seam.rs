@@ -120,12 +120,13 @@ pub(in crate::volume) trait Control: Send {
     /// of the call, so a cancelled call has changed nothing.
     fn rebind(&mut self, record: &mut Record, wanted: &Claim) -> impl Future<Output = Result<()>> + Send;
 
-    /// Releases a claim, for its owner or by authority. `force` drops the claim as it is.
+    /// Releases a claim, for its owner or by authority. `force` drops the claim as it is. `id`: only if a server gave it this name.
     fn release(
         &mut self,
         key: &ClaimKey,
         authority: Authority,
         force: bool,
+        id: Option<&str>,
     ) -> impl Future<Output = Result<()>> + Send;
 
     /// Releases a claim whose unit or connection has ended, unless it was bound to another one since.

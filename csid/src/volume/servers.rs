@@ -8,6 +8,9 @@ use crate::store::rows::VolumeKey;
 
 /// The servers of a cluster, which have the registrations and the claims of all nodes.
 pub trait Servers: Send + Sync {
+    /// Returns the name of the cluster.
+    fn cluster(&self) -> &str;
+
     /// Claims a volume for a consumer of this node. `claim.call` names the call: when it is repeated, the same claim is granted.
     fn claim(&self, name: VolumeName, claim: Claim) -> BoxFuture<'_, Result<Granted, ServerFailure>>;
 

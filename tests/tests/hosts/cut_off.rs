@@ -1,4 +1,4 @@
-//! A host without a server. What is mounted stays; what ends is told later.
+//! A host without a server. What is mounted stays; the servers learn later what has ended.
 
 use std::time::Duration;
 
@@ -28,6 +28,8 @@ fn mounts_of_a_cut_off_host_stay_and_end() {
         assert_eq!((kind, error.details.retryable), (Kind::Unavailable, Some(true)), "{}", error.message);
         unmount(&client, "data", "web").await.expect("an unmount needs no server");
         assert!(row(&client, "data", "web").await.is_none());
+        let (kind, error) = refusal(mount_registered(&client, "data", "web").await);
+        assert_eq!(kind, Kind::Unavailable, "{}", error.message);
         // The claim of the ended mount outlives csid until a server knows.
         for _ in 0..2 {
             let states: Vec<_> =

@@ -81,6 +81,11 @@ fn host_with_volumes_of_its_own_does_not_join() {
             "a mount that was there is kept"
         );
         unmount(&client, "own", "web").await.expect("a mount of that time ends");
+        assert_eq!(
+            client.volume(NAMESPACE, "own").await.unwrap().external_id,
+            "own",
+            "its registration is gone"
+        );
         w.nothing_left(&client).await;
     });
 }

@@ -166,6 +166,8 @@ pub struct ReleaseRequest {
     pub node: Option<String>,
     pub secrets: Option<Secrets>,
     pub credential: Option<String>,
+    /// The name that a server of the cluster gave the claim: another claim of the consumer stays. `None`: any.
+    pub id: Option<String>,
     pub wait: Wait,
 }
 

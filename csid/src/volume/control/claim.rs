@@ -8,13 +8,13 @@ use std::sync::Arc;
 use tokio::sync::OwnedMutexGuard;
 
 use crate::backoff::Backoff;
-use crate::error::{Error, Result, Step};
+use crate::error::{Error, Kind, Result, Step};
 use crate::fault;
 use crate::plugin::ATTACHES;
 use crate::random;
 use crate::store::Durability;
 use crate::store::registry::{
-    AttachSecrets, Bound, Claim, ClaimState, Conflict, Record, RegistryError, Swap, VolumeName,
+    AttachSecrets, Bound, Claim, ClaimState, Conflict, Record, Registration, RegistryError, Swap, VolumeName,
 };
 use crate::volume::api::requests::Authority;
 use crate::volume::control::claim_effects::{ClaimEffectFailure, Facts};
@@ -57,9 +57,12 @@ impl<S: Site> Engine<'_, S> {
         if let Some(present) = record.claim(&wanted.consumer)
             && (present.uid == wanted.uid && (present.releasing || present.state != ClaimState::Taken))
         {
-            self.leave(&mut record, &wanted.consumer.clone())
-                .await
-                .map_err(|source| OperationError::Unsettled { source })?;
+            let left = self.leave(&mut record, &wanted.consumer.clone()).await;
+            left.map_err(|source| match source.kind {
+                // Nothing is left here, and the servers do not know it yet.
+                Kind::Unavailable => source,
+                _ => OperationError::Unsettled { source }.into(),
+            })?;
         }
         let mut beside = self.claims(&record);
         let is_new = beside.claim(&wanted.consumer).is_none();
@@ -84,14 +87,23 @@ impl<S: Site> Engine<'_, S> {
             ..wanted.clone()
         };
         let consumer = wanted.consumer.clone();
+        let explicit = (!wanted.by_mount).then(|| wanted.clone());
         let next = self.advance(&mut record, ClaimEvent::Claim(wanted), Facts::default()).await?;
         drop(counted);
-        match self.walk(&mut record, &consumer, next).await {
+        let mut walked = self.walk(&mut record, &consumer, next).await;
+        if walked.is_ok()
+            && record.claim(&consumer).is_some_and(|claim| claim.by_mount)
+            && let Some(explicit) = explicit
+        {
+            // The claim is there, so the call makes it outlive the mount that took it.
+            walked = self.advance(&mut record, ClaimEvent::Claim(explicit), Facts::default()).await.map(drop);
+        }
+        match walked {
             Ok(()) if record.claim(&consumer).is_some() => Ok(record),
             Ok(()) => Err(Error::internal("a claim ended without its claim")),
             Err(error) if record.claim(&consumer).is_some_and(|claim| claim.kept) => Err(error),
             // No caller has the claim yet, so it is rolled back, even if that takes longer than the call.
-            Err(error) => match self.leave(&mut record, &consumer).await {
+            Err(error) => match self.leave_briefly(&mut record, &consumer).await {
                 Ok(()) => Err(error),
                 Err(_) if is_owed(&record, &consumer) => Err(error),
                 Err(undo) => Err(OperationError::UndoneLater { source: error, undo }.into()),
@@ -138,16 +150,21 @@ impl<S: Site> Engine<'_, S> {
         self.walk(&mut record, consumer, next).await
     }
 
-    /// Releases a claim, for its owner or by authority. `force` drops the claim as it is.
+    /// Releases a claim, for its owner or by authority. `force` drops the claim as it is. `id`: only if a server gave it this name.
     pub(in crate::volume::control) async fn release_claim(
         &mut self,
         key: &ClaimKey,
         authority: Authority,
         force: bool,
+        id: Option<&str>,
     ) -> Result<()> {
         self.site.operation().step.set(Step::Release);
         let mut record = self.records.registry.record(key.volume.clone()).await?;
         let Some(claim) = record.claim(&key.consumer).cloned() else { return self.records.synced().await };
+        if id.is_some_and(|id| claim.id != id) {
+            // The consumer has another claim of the volume by now.
+            return Ok(());
+        }
         if matches!(authority, Authority::Own(uid) if uid != claim.uid) {
             return Err(ClaimError::NotOwner { claim: key.clone() }.into());
         }
@@ -169,7 +186,7 @@ impl<S: Site> Engine<'_, S> {
         }
         let mut record = self.records.registry.record(key.volume.clone()).await?;
         match record.claim(&key.consumer) {
-            Some(claim) if claim.by_mount => match self.leave(&mut record, &key.consumer).await {
+            Some(claim) if claim.by_mount => match self.leave_briefly(&mut record, &key.consumer).await {
                 Err(_) if is_owed(&record, &key.consumer) => Ok(()),
                 left => left,
             },
@@ -191,6 +208,12 @@ impl<S: Site> Engine<'_, S> {
         }
         self.site.set_unfinished(Subject::Claim(key.clone()), None);
         Ok(())
+    }
+
+    /// Releases a claim for a caller that does not wait for a server of the cluster.
+    async fn leave_briefly(&mut self, record: &mut Record, consumer: &str) -> Result<()> {
+        self.is_brief = true;
+        self.leave(record, consumer).await
     }
 
     /// Releases a claim completely, or as far as the time allows.
@@ -229,9 +252,9 @@ impl<S: Site> Engine<'_, S> {
                 }
             };
             let makes = matches!(effect.action, ClaimAction::Attach | ClaimAction::ServerClaim);
-            // A Mount that fails and an Unmount are answered before the servers know that the claim has ended.
-            let is_later = effect.action == ClaimAction::ServerDetached
-                && record.claim(consumer).is_some_and(|claim| claim.by_mount);
+            // Other consumers' unmounts wait in the queue of the volume, and need no server. The servers learn later what has ended.
+            let reports = effect.action == ClaimAction::ServerDetached;
+            let asks = effect.action == ClaimAction::ServerClaim;
             next = match self.perform_claim(record, &effect).await {
                 Ok(facts) => {
                     delay = Backoff::new();
@@ -242,6 +265,7 @@ impl<S: Site> Engine<'_, S> {
                     if unimplemented {
                         self.site.ask_what_it_can().await;
                     }
+                    let is_later = reports || (asks && outcome == ClaimOutcome::NotSent(None));
                     let lasting =
                         matches!(outcome, ClaimOutcome::Hopeless(_) | ClaimOutcome::NotSent(Some(_)));
                     let facts = Facts { error: Some(error.message.clone()), ..Facts::default() };
@@ -288,9 +312,9 @@ impl<S: Site> Engine<'_, S> {
             let mut after =
                 Record { claims: stepped.claims, attachments: stepped.attachments, ..record.clone() };
             enter(&mut after, &event, &next, &facts, self.site.operation().secrets.is_some());
-            if self.records.servers.is_some() && after.claims.is_empty() {
-                // The servers have the registration. This node has nothing of the volume any more.
-                (after.registration, after.attachments) = (None, Vec::new());
+            if after.claims.is_empty() && after.registration.as_ref().is_some_and(is_of_servers) {
+                // The servers keep the registration. This node has nothing of the volume any more.
+                after.registration = None;
             }
             if after == *record {
                 // An earlier csid may have written this step, so its unfinished claims are noted here.
@@ -358,9 +382,12 @@ impl<S: Site> Engine<'_, S> {
 
     pub(in crate::volume::control) fn claims(&self, record: &Record) -> Claims {
         let registration = record.registration.as_ref();
-        let servers = self.records.servers.is_some();
-        let attaches =
-            if servers { Some(false) } else { self.records.plugins.can(&record.volume.plugin, ATTACHES) };
+        let cluster = self.records.servers.as_ref().map(|servers| servers.cluster().to_owned());
+        let attaches = if cluster.is_some() {
+            Some(false)
+        } else {
+            self.records.plugins.can(&record.volume.plugin, ATTACHES)
+        };
         Claims {
             attaches,
             node_id: Some(self.records.plugins.node_id(&record.volume.plugin)).filter(|id| !id.is_empty()),
@@ -369,7 +396,7 @@ impl<S: Site> Engine<'_, S> {
             ahead: Vec::new(),
             attachments: record.attachments.clone(),
             node: None,
-            servers,
+            cluster,
             boot: self.records.boot(),
         }
     }
@@ -452,6 +479,11 @@ fn enter(record: &mut Record, event: &ClaimEvent, next: &ClaimNext, facts: &Fact
             at.secrets = Some(secrets);
         }
     }
+}
+
+/// Returns whether a registration is a copy of that of a cluster's servers.
+fn is_of_servers(registration: &Registration) -> bool {
+    !registration.owner.is_empty()
 }
 
 /// Returns whether this node has nothing of a claim any more, and the servers have yet to learn it.

@@ -24,6 +24,14 @@ use crate::volume::seam::Site;
 use crate::volume::servers::{ServerFailure, Servers};
 use crate::volume::waits::PluginWaits;
 
+/// How long a caller that does not need it waits for a server to learn that a claim has ended.
+const BRIEF: Duration = Duration::from_secs(1);
+
+fn unanswered() -> ServerFailure {
+    let text = format!("the cluster's server did not answer within {} s", BRIEF.as_secs());
+    ServerFailure::Unknown(Error::new(Kind::Unavailable, text))
+}
+
 /// The data that an effect of a claim returned, for the row.
 #[derive(Clone, Default)]
 pub(in crate::volume) struct Facts {
@@ -81,7 +89,7 @@ impl<S: Site> Engine<'_, S> {
             ClaimAction::NodeDetach => self.node_detach(record, effect).await?,
             ClaimAction::Detach => self.detach(record, effect).await?,
             ClaimAction::ServerClaim => facts.granted = Some(self.claim_at_servers(record, effect).await?),
-            ClaimAction::ServerDetached => self.tell_servers(record, effect).await?,
+            ClaimAction::ServerDetached => self.report_end(record, effect).await?,
         }
         Ok(facts)
     }
@@ -112,12 +120,8 @@ impl<S: Site> Engine<'_, S> {
         Ok((granted.id, granted.record.registration))
     }
 
-    /// Tells the servers of the cluster that this node has nothing of the claim any more.
-    async fn tell_servers(
-        &mut self,
-        record: &Record,
-        effect: &ClaimEffect,
-    ) -> Result<(), ClaimEffectFailure> {
+    /// Reports to the servers of the cluster that this node has nothing of the claim any more.
+    async fn report_end(&mut self, record: &Record, effect: &ClaimEffect) -> Result<(), ClaimEffectFailure> {
         let is_other = |claim: &Claim| {
             claim.consumer != effect.consumer
                 && matches!(claim.state, ClaimState::Pending | ClaimState::Taken)
@@ -130,8 +134,13 @@ impl<S: Site> Engine<'_, S> {
         self.site.operation().step.set(Step::Release);
         let claim = record.claim(&effect.consumer).ok_or_else(no_row)?.clone();
         let servers = self.servers()?;
-        let told = servers.detached(record.name.clone(), claim, still_staged);
-        fault::around("Detached", told).await.map_err(|failure| of_server(failure, Step::Release))
+        let reported = servers.detached(record.name.clone(), claim, still_staged);
+        let reported = fault::around("Detached", reported);
+        let reported = match self.is_brief {
+            true => tokio::time::timeout(BRIEF, reported).await.unwrap_or_else(|_| Err(unanswered())),
+            false => reported.await,
+        };
+        reported.map_err(|failure| of_server(failure, Step::Release))
     }
 
     fn servers(&self) -> Result<Arc<dyn Servers>, ClaimEffectFailure> {

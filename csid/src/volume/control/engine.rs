@@ -20,11 +20,13 @@ pub(in crate::volume) struct Engine<'a, S> {
     pub(in crate::volume) site: &'a mut S,
     /// The tries of the last controller call.
     pub(in crate::volume) tried: RpcTries,
+    /// Whether the caller does not wait for a server of the cluster to learn that a claim has ended.
+    pub(in crate::volume) is_brief: bool,
 }
 
 impl<'a, S: Site> Engine<'a, S> {
     pub(in crate::volume) fn new(records: &'a Records, site: &'a mut S) -> Self {
-        Engine { records, site, tried: RpcTries::default() }
+        Engine { records, site, tried: RpcTries::default(), is_brief: false }
     }
 }
 
@@ -46,8 +48,14 @@ impl<S: Site> Control for Engine<'_, S> {
         self.rebind_claim(record, wanted).await
     }
 
-    async fn release(&mut self, key: &ClaimKey, authority: Authority, force: bool) -> Result<()> {
-        self.release_claim(key, authority, force).await
+    async fn release(
+        &mut self,
+        key: &ClaimKey,
+        authority: Authority,
+        force: bool,
+        id: Option<&str>,
+    ) -> Result<()> {
+        self.release_claim(key, authority, force, id).await
     }
 
     async fn unbind(&mut self, key: &ClaimKey, bound: &Bound) -> Result<()> {

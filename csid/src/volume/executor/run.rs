@@ -73,9 +73,12 @@ impl Executor<'_> {
                 self.control().rebind(&mut record, &claim).await?;
                 Ok(OperationResponse::Claimed(Box::new(record)))
             }
-            OperationRequest::Release { key, authority, force, secrets } => {
+            OperationRequest::Release { key, authority, force, secrets, id } => {
                 self.operation.secrets = secrets;
-                self.control().release(&key, authority, force).await.map(|()| OperationResponse::Gone)
+                self.control()
+                    .release(&key, authority, force, id.as_deref())
+                    .await
+                    .map(|()| OperationResponse::Gone)
             }
             OperationRequest::Call { target, call, secrets } => {
                 self.operation.secrets = secrets;

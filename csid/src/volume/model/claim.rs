@@ -12,7 +12,7 @@
 //! * csid asks the controller to detach only when the node has released every claim on it. It never asks earlier, and not at
 //!   all while another live claim is on the node.
 //! * In a cluster each claim has a leg of its own, its grant. A server grants the claim before anything else is done for it, and
-//!   is told of its end after everything else. Attachments are then the servers' business.
+//!   learns of its end after everything else. Attachments are then the servers' business.
 //! * `Making` and `Removing` are written before the call. An unknown outcome is `Removing`, and only an acknowledged
 //!   ControllerUnpublish ends that (rule 25).
 
@@ -39,8 +39,8 @@ pub struct Claims {
     pub attachments: Vec<Attachment>,
     /// Node whose claims the events name. `None`: csid alone, where a consumer has one claim, whatever its node.
     pub node: Option<String>,
-    /// Whether servers of a cluster grant the claims. They then attach the volume, too.
-    pub servers: bool,
+    /// Cluster whose servers grant the claims. They then attach the volume, too. `None`: csid is alone.
+    pub cluster: Option<String>,
     /// Current boot. A volume that was attached in another boot is attached again before it is used. Likewise, a server grants a
     /// claim again.
     pub boot: String,
@@ -278,16 +278,23 @@ impl Claims {
         self.attachments.extend(from.cloned());
     }
 
-    /// Returns whether a server has granted the claim in this boot, or none is needed.
+    /// Returns whether a server has granted the claim in this boot, or none is needed. A host that has left its cluster needs the grant of a
+    /// claim from then.
     fn is_granted(&self, claim: &Claim) -> bool {
-        let granted = |grant: &Grant| grant.leg == Leg::Present && grant.boot.as_ref() == Some(&self.boot);
-        !self.servers || claim.grant.as_ref().is_some_and(granted)
+        match (&claim.grant, &self.cluster) {
+            (None, cluster) => cluster.is_none(),
+            (Some(grant), cluster) => {
+                let is_own = cluster.as_ref().is_none_or(|cluster| *cluster == grant.cluster);
+                is_own && grant.leg == Leg::Present && grant.boot.as_ref() == Some(&self.boot)
+            }
+        }
     }
 
     /// Sets the leg of a claim's grant. Its boot stays.
     fn set_grant(&mut self, consumer: &str, leg: Leg) {
+        let cluster = self.cluster.clone().unwrap_or_default();
         if let Ok(claim) = self.claim_mut(consumer) {
-            claim.grant.get_or_insert(Grant { leg, boot: None }).leg = leg;
+            claim.grant.get_or_insert(Grant { cluster, leg, boot: None }).leg = leg;
         }
     }
 
@@ -337,13 +344,16 @@ pub fn step(volume: &Claims, event: ClaimEvent) -> Result<(Claims, ClaimNext), C
     let next = match event {
         ClaimEvent::Claim(wanted) => {
             admit(&volume, &wanted)?;
-            let consumer = wanted.consumer.clone();
-            match volume.claim_mut(&consumer) {
-                // An explicit claim outlives the mount that took it.
-                Ok(present) => present.by_mount &= wanted.by_mount,
-                Err(_) => volume.claims.insert(wanted),
+            let (consumer, by_mount) = (wanted.consumer.clone(), wanted.by_mount);
+            if volume.claim(&consumer).is_none() {
+                volume.claims.insert(wanted);
             }
-            advance(&mut volume, &consumer)
+            let next = advance(&mut volume, &consumer);
+            if next == ClaimNext::Taken {
+                // An explicit claim outlives the mount that took it. A Claim that has to do more first may fail.
+                volume.claim_mut(&consumer)?.by_mount &= by_mount;
+            }
+            next
         }
         ClaimEvent::Release { consumer } => {
             volume.claim_mut(&consumer)?.releasing = true;
@@ -373,12 +383,15 @@ pub fn step(volume: &Claims, event: ClaimEvent) -> Result<(Claims, ClaimNext), C
         }
         ClaimEvent::Ended { effect, outcome } => ended(&mut volume, &effect, outcome)?,
         ClaimEvent::Forget { consumer } => {
+            let has_servers = volume.cluster.is_some();
             let claim = volume.claim_mut(&consumer)?;
             let node = claim.node.clone();
             match claim.grant {
-                // The servers have yet to be told.
-                Some(_) => (claim.releasing, claim.state) = (true, ClaimState::ControllerDetached),
-                None => volume.claims.remove_at(&consumer, &node),
+                // The servers have yet to learn it.
+                Some(_) if has_servers => {
+                    (claim.releasing, claim.state) = (true, ClaimState::ControllerDetached)
+                }
+                _ => volume.claims.remove_at(&consumer, &node),
             }
             let is_detaching = volume.leg(&node) == Leg::Removing;
             let waits = |claim: &Claim| is_detaching && claim.state == ClaimState::Pending;
@@ -414,7 +427,9 @@ fn ended(
     match (action, &outcome) {
         (ClaimAction::ServerClaim, ClaimOutcome::Done) => {
             let boot = Some(volume.boot.clone());
-            volume.claim_mut(consumer)?.grant = Some(Grant { leg: Leg::Present, boot });
+            if let Some(grant) = &mut volume.claim_mut(consumer)?.grant {
+                (grant.leg, grant.boot) = (Leg::Present, boot);
+            }
         }
         (ClaimAction::ServerDetached, ClaimOutcome::Done) => volume.claim_mut(consumer)?.grant = None,
         (ClaimAction::ServerClaim, ClaimOutcome::Unknown) | (ClaimAction::ServerDetached, _) => {}

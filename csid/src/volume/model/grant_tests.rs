@@ -14,8 +14,14 @@ fn wanted(consumer: &str) -> Claim {
     Claim { call: format!("call of {consumer}"), ..claim(consumer, "here", Write, MultiNodeMultiWriter) }
 }
 
+/// Returns a claim that a server granted in this boot.
+fn granted_in(boot: &str) -> Claim {
+    let grant = Grant { cluster: "prod".into(), leg: Leg::Present, boot: Some(boot.into()) };
+    Claim { grant: Some(grant), ..wanted("a") }
+}
+
 fn alone() -> Claims {
-    Claims { servers: true, boot: "boot 1".into(), ..volume(false) }
+    Claims { cluster: Some("prod".into()), boot: "boot 1".into(), ..volume(false) }
 }
 
 /// Steps, and returns the effect that has to follow.
@@ -35,23 +41,23 @@ fn leg(volume: &Claims) -> Option<Leg> {
 }
 
 #[test]
-fn server_grants_first_and_is_told_last() {
+fn server_grants_first_and_hears_the_end_last() {
     let (asking, effect) = run(&alone(), ClaimEvent::Claim(wanted("a")), ClaimAction::ServerClaim);
     assert_eq!((leg(&asking), asking.claims[0].state), (Some(Leg::Making), ClaimState::Pending));
     let (taken, next) = step(&asking, ended(effect, ClaimOutcome::Done)).unwrap();
     assert_eq!((next, leg(&taken)), (ClaimNext::Taken, Some(Leg::Present)));
     let release = ClaimEvent::Release { consumer: "a".into() };
     let (leaving, effect) = run(&taken, release, ClaimAction::NodeDetach);
-    let (told, effect) = run(&leaving, ended(effect, ClaimOutcome::Done), ClaimAction::ServerDetached);
-    assert_eq!(leg(&told), Some(Leg::Removing));
-    let (rests, next) = step(&told, ended(effect.clone(), ClaimOutcome::NotSent(None))).unwrap();
+    let (reported, effect) = run(&leaving, ended(effect, ClaimOutcome::Done), ClaimAction::ServerDetached);
+    assert_eq!(leg(&reported), Some(Leg::Removing));
+    let (rests, next) = step(&reported, ended(effect.clone(), ClaimOutcome::NotSent(None))).unwrap();
     assert_eq!((next, leg(&rests)), (ClaimNext::Rest, Some(Leg::Removing)));
     let (free, next) = step(&rests, ended(effect, ClaimOutcome::Done)).unwrap();
     assert_eq!((next, free.claims.len()), (ClaimNext::Free, 0));
 }
 
 #[test]
-fn refused_claim_leaves_nothing_to_tell() {
+fn refused_claim_leaves_nothing_to_report() {
     for outcome in [ClaimOutcome::Hopeless("held".into()), ClaimOutcome::NotSent(Some("no".into()))] {
         let (asking, effect) = run(&alone(), ClaimEvent::Claim(wanted("a")), ClaimAction::ServerClaim);
         let (free, next) = step(&asking, ended(effect, outcome)).unwrap();
@@ -60,7 +66,7 @@ fn refused_claim_leaves_nothing_to_tell() {
 }
 
 #[test]
-fn refusal_after_an_unknown_answer_is_told_to_a_server() {
+fn refusal_after_an_unknown_answer_is_reported() {
     let (asking, effect) = run(&alone(), ClaimEvent::Claim(wanted("a")), ClaimAction::ServerClaim);
     let (rests, next) = step(&asking, ended(effect, ClaimOutcome::Unknown)).unwrap();
     assert_eq!((next, leg(&rests)), (ClaimNext::Rest, Some(Leg::Making)));
@@ -72,9 +78,8 @@ fn refusal_after_an_unknown_answer_is_told_to_a_server() {
 
 #[test]
 fn claim_is_granted_again_in_another_boot() {
-    let granted =
-        Claim { grant: Some(Grant { leg: Leg::Present, boot: Some("boot 0".into()) }), ..wanted("a") };
-    let held = Claims { servers: true, boot: "boot 1".into(), ..holding(&[granted]) };
+    let granted = granted_in("boot 0");
+    let held = Claims { cluster: Some("prod".into()), boot: "boot 1".into(), ..holding(&[granted]) };
     let (asking, effect) = run(&held, ClaimEvent::Claim(wanted("a")), ClaimAction::ServerClaim);
     // An answered claim stays, whatever the servers say.
     let refused = ended(effect.clone(), ClaimOutcome::Hopeless("held by n2".into()));
@@ -86,16 +91,38 @@ fn claim_is_granted_again_in_another_boot() {
 }
 
 #[test]
-fn forgotten_claim_is_still_told() {
-    let granted =
-        Claim { grant: Some(Grant { leg: Leg::Present, boot: Some("boot 1".into()) }), ..wanted("a") };
-    let held = Claims { servers: true, boot: "boot 1".into(), ..holding(&[granted]) };
+fn end_of_a_forgotten_claim_is_reported() {
+    let granted = granted_in("boot 1");
+    let held = Claims { cluster: Some("prod".into()), boot: "boot 1".into(), ..holding(&[granted]) };
     let (forgotten, next) = step(&held, ClaimEvent::Forget { consumer: "a".into() }).unwrap();
     assert_eq!((next, forgotten.claims.len()), (ClaimNext::Free, 1));
     let (_, effect) =
         run(&forgotten, ClaimEvent::Release { consumer: "a".into() }, ClaimAction::ServerDetached);
     let (free, next) = step(&forgotten, ended(effect, ClaimOutcome::Done)).unwrap();
     assert_eq!((next, free.claims.len()), (ClaimNext::Free, 0));
+}
+
+#[test]
+fn host_that_left_its_cluster_needs_the_grant() {
+    let left = |boot: &str| Claims { boot: boot.into(), ..holding(&[granted_in("boot 1")]) };
+    let (_, next) = step(&left("boot 1"), ClaimEvent::Claim(wanted("a"))).unwrap();
+    assert_eq!(next, ClaimNext::Taken);
+    run(&left("boot 2"), ClaimEvent::Claim(wanted("a")), ClaimAction::ServerClaim);
+    let other = Claims { cluster: Some("test".into()), ..left("boot 1") };
+    run(&other, ClaimEvent::Claim(wanted("a")), ClaimAction::ServerClaim);
+    let (free, next) = step(&left("boot 2"), ClaimEvent::Forget { consumer: "a".into() }).unwrap();
+    assert_eq!((next, free.claims.len()), (ClaimNext::Free, 0));
+}
+
+#[test]
+fn failed_claim_leaves_a_mounts_claim_as_it_was() {
+    let by_mount = Claim { by_mount: true, ..granted_in("boot 0") };
+    let held = Claims { cluster: Some("prod".into()), boot: "boot 1".into(), ..holding(&[by_mount]) };
+    let (asking, effect) = run(&held, ClaimEvent::Claim(wanted("a")), ClaimAction::ServerClaim);
+    assert!(asking.claims[0].by_mount);
+    let (granted, _) = step(&asking, ended(effect, ClaimOutcome::Done)).unwrap();
+    let (taken, next) = step(&granted, ClaimEvent::Claim(wanted("a"))).unwrap();
+    assert_eq!((next, taken.claims[0].by_mount), (ClaimNext::Taken, false));
 }
 
 #[derive(Clone, Debug)]
@@ -155,7 +182,7 @@ impl Run {
                 ClaimAction::ServerDetached => {
                     assert!(
                         !self.mounted.contains(&consumer),
-                        "{consumer} is mounted, and the servers are told"
+                        "{consumer} is mounted, and the servers hear of its end"
                     );
                     if happened {
                         self.at_servers.remove(&consumer);

@@ -152,7 +152,7 @@ impl Executor<'_> {
         }
     }
 
-    /// Copies into the request what the servers of a cluster tell no node before it has claimed the volume.
+    /// Copies into the request what the servers of a cluster show no node before it has claimed the volume.
     fn use_granted(&self, record: &Record, claim: &Claim, wanted: &mut DesiredMount) {
         let Some(registration) =
             record.registration.as_ref().filter(|_| self.shared.records.servers.is_some())

@@ -149,7 +149,7 @@ impl Executor<'_> {
             self.forget_mount(key).await?;
         }
         if matches!(order.subject, Subject::Claim(_)) {
-            return self.control().release(&claim_key, Authority::Any(0), true).await;
+            return self.control().release(&claim_key, Authority::Any(0), true, None).await;
         }
         // Releases the claim that a Mount took implicitly, after its last mount.
         if self.mounts_of(&claim_key).is_empty() {

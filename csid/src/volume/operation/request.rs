@@ -69,6 +69,8 @@ pub(in crate::volume) enum OperationRequest {
         authority: Authority,
         force: bool,
         secrets: Option<Secrets>,
+        /// The name that a server gave the claim. `None`: any.
+        id: Option<String>,
     },
     /// Makes a call that concerns the volume as a whole.
     Call {

@@ -181,7 +181,7 @@ impl Volumes {
             ..RecordFilter::default()
         };
         let mut view = self.volumes(filter).await?.pop();
-        if view.is_none() && self.is_in_cluster() {
+        if view.is_none() && self.shared.records.servers.is_some() {
             view = Some(self.shared.view(self.shared.records.registered(&name).await?, Vec::new()));
         }
         view.ok_or_else(|| self.shared.records.not_registered(&name))
@@ -375,7 +375,8 @@ impl Volumes {
     }
 
     pub async fn release(&self, request: ReleaseRequest) -> Result<()> {
-        let ReleaseRequest { name, consumer, authority, force, node, secrets, credential, wait } = request;
+        let ReleaseRequest { name, consumer, authority, force, node, secrets, credential, id, wait } =
+            request;
         self.shared.changeable()?;
         let key = ClaimKey::new(&name, &consumer);
         let record = self.shared.records.registry.record(name.clone()).await?;
@@ -392,7 +393,7 @@ impl Volumes {
         // Without a row nothing is attached yet, so no secrets are needed.
         let credential = credential.filter(|_| claim.is_some());
         let secrets = self.shared.given(secrets, credential, wait.deadline).await?;
-        let work = OperationRequest::Release { key, authority, force, secrets };
+        let work = OperationRequest::Release { key, authority, force, secrets, id };
         let answer = self.shared.ask(&record.volume, uid, work, wait)?;
         self.shared.answered(answer).await.map(drop)
     }

@@ -37,24 +37,24 @@ impl Context {
     }
 }
 
-/// Returns whether csid has something of the record from a time without servers.
-fn is_own(record: &Record) -> bool {
-    let is_alone = |claim: &Claim| claim.grant.is_none() && claim.call.is_empty();
+/// Returns whether csid has something of the record from a time without servers, or from another cluster.
+fn is_own(record: &Record, cluster: &str) -> bool {
+    let is_of_another = |claim: &Claim| claim.grant.as_ref().is_some_and(|grant| grant.cluster != cluster);
+    let is_alone = |claim: &Claim| claim.call.is_empty() || is_of_another(claim);
     (record.registration.is_some() && record.claims.is_empty())
         || record.claims.iter().any(is_alone)
         || !record.attachments.is_empty()
 }
 
 impl Volumes {
-    pub fn is_in_cluster(&self) -> bool {
-        self.shared.records.servers.is_some()
-    }
-
     /// Returns the volumes that csid has registered, claimed or attached without servers, and those that it has mounted although no server
     /// may know them.
     pub async fn own_volumes(&self) -> Result<BTreeSet<VolumeName>> {
         let (records, _) = self.shared.records.registry.records(RecordFilter::default()).await?;
-        let mut own: BTreeSet<_> = records.into_iter().filter(is_own).map(|record| record.name).collect();
+        let cluster =
+            self.shared.records.servers.as_ref().map(|servers| servers.cluster()).unwrap_or_default();
+        let own = records.into_iter().filter(|record| is_own(record, cluster));
+        let mut own: BTreeSet<_> = own.map(|record| record.name).collect();
         if self.shared.refuse_inline(0).is_err() {
             let mounts = self.shared.store.mounts(MountFilter::default()).await?;
             let inline = mounts.iter().filter(|(row, _)| !row.spec.registered);
@@ -71,10 +71,16 @@ impl Volumes {
     /// Releases a claim that the servers want back, as its owner would. Returns `false` if this node has no claim of that name, and is
     /// not asking for one.
     pub async fn release_asked(&self, name: VolumeName, consumer: String, claim: &str) -> Result<bool> {
+        // A damaged journal may lack the row of a claim whose volume is mounted.
+        self.shared.changeable()?;
         let record = self.shared.records.registry.record(name.clone()).await?;
         match record.claim(&consumer) {
             None => return Ok(false),
-            Some(held) if !held.id.is_empty() && held.id != claim => return Ok(false),
+            // The server's answer to a call under way has the name.
+            Some(held) if held.id.is_empty() => {
+                return Err(Error::new(Kind::Busy, "the claim is being taken"));
+            }
+            Some(held) if held.id != claim => return Ok(false),
             Some(_) => {}
         }
         let release = ReleaseRequest {
@@ -85,6 +91,7 @@ impl Volumes {
             node: None,
             secrets: None,
             credential: None,
+            id: Some(claim.to_owned()),
             wait: Wait::default(),
         };
         self.release(release).await.map(|()| true)

@@ -73,6 +73,13 @@ impl Volumes {
     /// in use. `all`: no other file exists that could declare it.
     pub async fn declare(&self, files: Vec<Declared>, all: bool) -> Result<Applied> {
         let shared = &self.shared;
+        if shared.records.servers.is_some() {
+            // Registrations are the servers'. What is left from before the cluster stays as it is.
+            if !files.is_empty() {
+                tracing::warn!(files = files.len(), "this host is in a cluster: volumes.d is not applied");
+            }
+            return Ok(Applied::default());
+        }
         let _changing = shared.records.declarations.changing.write().await;
         // After this an earlier registration is in the registry, or never will be.
         if let Some(before) = shared.records.declarations.take_over(None) {
