@@ -19,7 +19,7 @@ const MACHINE_ID: &str = "/etc/machine-id";
 /// Whether a server can be asked.
 #[derive(Clone, Debug, Default)]
 pub enum SessionState {
-    /// No server has answered since csid's start. The text says why not; empty: none was asked.
+    /// No server has been asked since csid's start.
     #[default]
     Starting,
     /// No server can be asked now.
