@@ -122,7 +122,8 @@ fn abandoned_call_is_undone() {
             w.plugin("p").rules([Rule::always(rpc, Act::Background(3_000))]);
             let options = within(Duration::from_millis(1_400), MountOptions::default());
             let (kind, error) = refusal(client.mount(NAMESPACE, "v", "job", options).await);
-            assert_eq!(kind, Kind::TimedOut, "{error}");
+            // The operation has the same deadline. Its own result goes first, if it ends in time.
+            assert!([Kind::TimedOut, Kind::Uncertain].contains(&kind), "{error}");
             assert!(w.plugin("p").count(rpc, "v") >= 1);
             w.nothing_left(&client).await;
             assert!(w.plugin("p").count(negation, "v") > before, "{rpc} was not negated");
