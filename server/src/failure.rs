@@ -1,6 +1,7 @@
 //! Errors as callers get them: a status of gRPC, with a Failure in the trailer `csid-failure-bin`.
 
 use csi_proto::cluster::v1::Failure;
+use csid::cluster::TRAILER;
 use csid::error::{cut, shortened};
 use csid::{Error, Kind};
 use csid_etcd::EtcdError;
@@ -10,7 +11,6 @@ use tonic::{Code, Status};
 
 use crate::rows::RowError;
 
-pub const TRAILER: &str = "csid-failure-bin";
 /// Trailers have a limit of their own, so few holders are named.
 const HOLDERS: usize = 16;
 const MESSAGE: usize = 2048;

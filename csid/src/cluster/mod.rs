@@ -10,4 +10,5 @@ mod node;
 pub mod rows;
 mod session;
 
+pub use failure::TRAILER;
 pub use node::{Node, SessionState};
