@@ -34,8 +34,10 @@ impl Context {
     /// registered first, within the call's deadline.
     async fn to_be_used(self: &Arc<Self>, name: &VolumeName, deadline: Option<Instant>) -> Result<Record> {
         let Some((declared, _)) = self.records.declarations.waiting(name) else {
-            let Some(deadline) = deadline else { return self.records.registered(name).await };
-            // A server may be asked.
+            // Alone csid asks nobody.
+            let Some(deadline) = deadline.filter(|_| self.records.servers.is_some()) else {
+                return self.records.registered(name).await;
+            };
             let found = tokio::time::timeout_at(deadline.into(), self.records.registered(name)).await;
             let late = |_| Error::new(Kind::Unavailable, format!("no server was reached for {name} in time"));
             return found.map_err(late)?;
