@@ -4,8 +4,13 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::sync::LazyLock;
 
-/// The open source. The first name is made at the start, so a server that has no descriptor left makes names all the same.
+/// The open source.
 static SOURCE: LazyLock<io::Result<File>> = LazyLock::new(|| File::open("/dev/urandom"));
+
+/// Opens the source, so that a process that has no descriptor left later makes names all the same.
+pub fn open() {
+    LazyLock::force(&SOURCE);
+}
 
 /// Returns a name of 128 random bits.
 pub fn name() -> String {

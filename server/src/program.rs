@@ -88,6 +88,7 @@ pub fn main() -> ExitCode {
 
 #[tokio::main]
 async fn begin(arguments: Arguments) -> Result<()> {
+    csid::random::open();
     let config = Config::read(&arguments.config)?;
     match arguments.command {
         Some(Command::CheckConfig) => Ok(()),

@@ -96,8 +96,8 @@ pub(super) async fn release(call: Call) -> Answer {
         false => Authority::Own(uid),
     };
     let secrets = arguments::secrets(&mut options, &credential).await?;
-    let id = None;
-    let request = ReleaseRequest { name, consumer, authority, force, node, secrets, credential, id, wait };
+    let request =
+        ReleaseRequest { name, consumer, authority, force, node, secrets, credential, id: None, wait };
     volumes.release(request).await?;
     call.reply(&())
 }

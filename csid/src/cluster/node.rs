@@ -12,15 +12,15 @@ use tonic::transport::Channel;
 use crate::cluster::failure::unavailable;
 use crate::config::Cluster;
 use crate::error::Result;
+use crate::random;
 
 /// The machine's identity, which systemd makes at its installation.
 const MACHINE_ID: &str = "/etc/machine-id";
 
 /// Whether a server can be asked.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub enum SessionState {
     /// No server has been asked since csid's start.
-    #[default]
     Starting,
     /// No server can be asked now.
     CutOff {
@@ -60,6 +60,7 @@ pub struct Node {
 impl Node {
     /// Makes the node `name`. `boot` is the name of the present boot.
     pub fn new(config: &Cluster, name: &str, journal_id: &str, boot: &str) -> Node {
+        random::open();
         let machine_id = std::fs::read_to_string(MACHINE_ID).unwrap_or_default();
         let machine_id = match machine_id.trim() {
             // A host without one is known by its journal.

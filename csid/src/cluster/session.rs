@@ -147,8 +147,9 @@ impl Node {
         self.has_seen(generation, 0);
         let mut session = Session { to_server, from_server, attaches: BTreeMap::new() };
         session.report(plugins).map_err(|text| lost(&text))?;
-        let text = if mode == "normal" { "" } else { ", which recovers and grants nothing yet" };
-        tracing::info!(server, "the server has welcomed this node{text}");
+        if mode != "normal" {
+            tracing::warn!(server, "the cluster recovers, and grants nothing yet");
+        }
         self.become_state(SessionState::Joined(Joined { server: server.to_owned(), client }));
         Ok(session)
     }
