@@ -26,8 +26,7 @@ async fn agree(site: &Site, client: &Client, edge: &str) {
 #[test]
 fn killed_host_and_its_servers_agree() {
     world(async |w| {
-        let site = Site::start(1).await;
-        site.register("data", "single-node-writer").await;
+        let site = one_server(&["data"]).await;
         let fault = Fault::of(w);
         let (mut client, _link) = n1(w, &site).await;
         let other = site.node("n2");

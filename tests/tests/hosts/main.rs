@@ -37,6 +37,15 @@ async fn start_node(w: &mut World, name: &str, link: &Path) -> Client {
     client
 }
 
+/// Starts a cluster of one server, with volumes of one consumer each.
+async fn one_server(volumes: &[&str]) -> Site {
+    let site = Site::start(1).await;
+    for volume in volumes {
+        site.register(volume, "single-node-writer").await;
+    }
+    site
+}
+
 /// Starts this world's csid as the node `n1`. Its link ends with the returned node.
 async fn n1(w: &mut World, site: &Site) -> (Client, Node) {
     let node = site.node("n1");

@@ -89,8 +89,7 @@ fn volume_is_had_by_one_host_after_the_other() {
 #[test]
 fn claim_is_granted_again_after_a_reboot() {
     world(async |w| {
-        let site = Site::start(1).await;
-        site.register("data", "single-node-writer").await;
+        let site = one_server(&["data"]).await;
         let (client, _link) = n1(w, &site).await;
         let other = site.node("n2");
         let _session = other.join(0).await;
@@ -120,8 +119,7 @@ fn claim_is_granted_again_after_a_reboot() {
 #[test]
 fn wait_ends_when_another_host_lets_go() {
     world(async |w| {
-        let site = Site::start(1).await;
-        site.register("data", "single-node-writer").await;
+        let site = one_server(&["data"]).await;
         let (client, _link) = n1(w, &site).await;
         let other = site.node("n2");
         let _session = other.join(0).await;
@@ -147,8 +145,7 @@ fn wait_ends_when_another_host_lets_go() {
 #[test]
 fn release_by_an_operator_unmounts_the_volume() {
     world(async |w| {
-        let site = Site::start(1).await;
-        site.register("data", "single-node-writer").await;
+        let site = one_server(&["data"]).await;
         let (client, _link) = n1(w, &site).await;
         let path = mount_registered(&client, "data", "web").await.unwrap().source;
         let open = std::fs::File::create(Path::new(&path).join("open")).unwrap();
