@@ -11,13 +11,14 @@ use std::time::Duration;
 use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 use serde::de::DeserializeOwned;
 use tokio::io::Interest;
-use tokio::net::UnixStream;
+use tokio::io::unix::AsyncFd;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use crate::host::deadline::DEADLINE;
 use crate::host::error::HostError;
 use crate::host::helper::places::SiftPlaces;
 use crate::host::helper::slots::{self, Slots};
+use crate::host::helper::ticker::Ticker;
 use crate::host::helper::turns::{PathTurn, PathTurns};
 use crate::host::helper::wire::{self, HelperRequest};
 use crate::host::helper::worker;
@@ -33,7 +34,7 @@ const QUICK_EACH: usize = 4;
 const ASIDE: usize = 104;
 /// The number of these calls for one plugin, and of those that watch its mounts.
 const ASIDE_EACH: usize = 32;
-/// The time after which a call is put aside.
+/// A call is put aside once it has taken as long as this, and before it has taken twice as long.
 const SLOW: Duration = Duration::from_millis(20);
 
 /// The end of the name by which calls that watch a plugin's mounts are bounded. The beginning is the plugin's name.
@@ -71,6 +72,7 @@ pub(super) struct Inner {
     quick_each: Mutex<BTreeMap<String, Arc<Room>>>,
     aside: Arc<Semaphore>,
     turns: PathTurns,
+    ticker: Ticker,
     /// How many of each plugin's calls are aside.
     aside_each: Mutex<BTreeMap<String, usize>>,
     pub(super) sifting: SiftPlaces,
@@ -95,6 +97,7 @@ impl Helper {
             quick_each: Mutex::default(),
             aside: Arc::new(Semaphore::new(ASIDE)),
             turns: PathTurns::default(),
+            ticker: Ticker::new(SLOW),
             aside_each: Mutex::default(),
             sifting: SiftPlaces::default(),
         }))
@@ -313,26 +316,29 @@ impl Inner {
         drop(unsent);
         let mut receiving = Box::pin(connection.receive());
         let mut aside = None;
-        let mut slow = std::pin::pin!(tokio::time::sleep(SLOW));
+        let ticks = self.ticker.start();
+        let mut tick = std::pin::pin!(ticks.next());
+        let mut is_slow = false;
         let mut is_wanted = true;
         let received = loop {
             tokio::select! {
                 biased;
                 received = &mut receiving => break received,
-                () = &mut slow, if quick.is_some() && aside.is_none() => {
-                    aside = Aside::enter(&self, &plugin);
+                () = &mut tick, if aside.is_none() => {
+                    tick.set(ticks.next());
+                    if is_slow {
+                        // No room: it stays among the quick ones, and is asked again at the next tick whether there is room.
+                        aside = Aside::enter(&self, &plugin);
+                    }
                     if aside.is_some() {
                         quick = None;
                     }
+                    is_slow = true;
                 }
                 () = reply.closed(), if is_wanted => {
                     is_wanted = false;
                     connection.abandon();
                 }
-            }
-            if aside.is_none() && slow.is_elapsed() {
-                // No room: it stays among the quick ones, and is asked again whether there is room.
-                slow.as_mut().reset(tokio::time::Instant::now() + SLOW);
             }
         };
         drop((receiving, aside, turn));
@@ -436,31 +442,45 @@ impl Drop for Aside {
     }
 }
 
-/// A connection to one worker.
-pub(super) struct Connection(UnixStream);
+/// A connection to one worker. csid waits only for answers: it would also wake each time the worker has read a request.
+pub(super) struct Connection(AsyncFd<OwnedFd>);
 
 impl Connection {
     fn new(socket: OwnedFd) -> io::Result<Connection> {
-        // The socket has packets. A stream of the library reads and writes each as a whole.
-        Ok(Connection(UnixStream::from_std(socket.into())?))
+        #[expect(deprecated, reason = "safe for an OwnedFd; what replaces it is unsafe for every type")]
+        let socket = AsyncFd::with_interest(socket, Interest::READABLE)?;
+        Ok(Connection(socket))
     }
 
     pub(super) async fn send(&self, packet: &[u8], fd: Option<&OwnedFd>) -> io::Result<()> {
-        self.0.async_io(Interest::WRITABLE, || wire::send(&self.0, packet, fd)).await
+        loop {
+            match wire::send(self.0.get_ref(), packet, fd) {
+                // The worker has not read the packet before, or the kernel has no memory for this one.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => tokio::time::sleep(AGAIN).await,
+                sent => return sent,
+            }
+        }
     }
 
+    /// Receives the answer. A worker sends one packet for each request, so nothing is to be read after it.
     pub(super) async fn receive(&self) -> io::Result<(Vec<u8>, Option<OwnedFd>)> {
         let mut buffer = Vec::new();
-        let received = self.0.async_io(Interest::READABLE, || Ok(wire::receive(&self.0, &mut buffer)?));
-        match received.await? {
-            Some(fd) => Ok((buffer, fd)),
-            None => Err(io::ErrorKind::UnexpectedEof.into()),
+        loop {
+            let mut readable = self.0.readable().await?;
+            let received = wire::receive(self.0.get_ref(), &mut buffer);
+            readable.clear_ready();
+            match received {
+                Ok(Some(fd)) => return Ok((buffer, fd)),
+                Ok(None) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Err(rustix::io::Errno::AGAIN) => {}
+                Err(error) => return Err(error.into()),
+            }
         }
     }
 
     /// Lets the worker know that nothing waits for its call.
     fn abandon(&self) {
-        let _ = rustix::net::shutdown(&self.0, Shutdown::Write);
+        let _ = rustix::net::shutdown(self.0.get_ref(), Shutdown::Write);
     }
 }
 

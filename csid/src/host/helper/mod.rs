@@ -12,6 +12,7 @@ mod places;
 mod search;
 mod sift;
 mod slots;
+mod ticker;
 mod turns;
 mod wire;
 pub mod worker;
