@@ -12,6 +12,8 @@ use serde::de::DeserializeOwned;
 
 /// Bytes of one message. A larger one is an error.
 const LARGEST: u64 = 64 << 20;
+/// Bytes of a message that a thread of the runtime reads itself.
+const SHORT: u64 = 16 << 10;
 
 /// Returns memory with this message.
 pub(super) fn write(message: &impl Serialize) -> Result<OwnedFd> {
@@ -28,10 +30,25 @@ pub(super) fn write(message: &impl Serialize) -> Result<OwnedFd> {
     Ok(memory.into())
 }
 
+/// Returns the message in this memory, as [`read`] does. A long one is read by a thread for blocking calls.
+pub(super) async fn read_async<T: DeserializeOwned + Send + 'static>(memory: OwnedFd) -> Result<T> {
+    let memory = File::from(memory);
+    let length = memory.metadata()?.len();
+    if length <= SHORT {
+        return read_part(&memory, length);
+    }
+    let read = tokio::task::spawn_blocking(move || read_part(&memory, length)).await;
+    read.unwrap_or_else(|panicked| Err(Error::other(panicked)))
+}
+
 /// Returns the message in this memory.
 pub(super) fn read<T: DeserializeOwned>(memory: OwnedFd) -> Result<T> {
     let memory = File::from(memory);
     let length = memory.metadata()?.len();
+    read_part(&memory, length)
+}
+
+fn read_part<T: DeserializeOwned>(memory: &File, length: u64) -> Result<T> {
     check(length)?;
     let mut text = vec![0; usize::try_from(length).map_err(Error::other)?];
     memory.read_exact_at(&mut text, 0)?;

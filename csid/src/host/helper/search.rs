@@ -57,10 +57,7 @@ impl Helper {
             }
         };
         // Another user's namespaces may make it large.
-        let read = tokio::task::spawn_blocking(move || memory::read(found)).await;
-        read.unwrap_or_else(|panicked| Err(io::Error::other(panicked)))
-            .map(SearchAnswered::Found)
-            .map_err(unanswered)
+        memory::read_async(found).await.map(SearchAnswered::Found).map_err(unanswered)
     }
 
     async fn search_by(
