@@ -1,6 +1,6 @@
 //! Calls about mounts of a volume in csid's own and in other mount namespaces.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -39,7 +39,7 @@ impl OwnMounts {
     }
 
     /// Returns what the mounts at these paths show. `is_node`: the nodes of a block device.
-    pub fn shown_at(&self, paths: &HashSet<&OsStr>, is_node: bool) -> Vec<Shown> {
+    pub fn shown_at(&self, paths: &BTreeSet<&OsStr>, is_node: bool) -> Vec<Shown> {
         let mut shown: Vec<Shown> = Vec::new();
         for entry in self.0.iter().filter(|entry| paths.contains(entry.path.as_os_str())) {
             let is_known = |own: &Shown| {
@@ -243,7 +243,7 @@ mod tests {
             let entries = table::parsed(lines.as_bytes()).collect();
             let of_volume = table::parsed(b"3 2 0:5 / /own rw - fuse.juicefs juicefs:A rw").collect();
             let (own, shown) = (Path::new("/own"), OwnMounts(Arc::new(of_volume)));
-            let exact = HashSet::from([own.as_os_str()]);
+            let exact = BTreeSet::from([own.as_os_str()]);
             let shown = shown.shown_at(&exact, false);
             let found = OwnMounts(Arc::new(entries))
                 .foreign(&shown, &OwnPaths { exact, mounted: vec![], below: vec![], needs_read: false });

@@ -1,6 +1,7 @@
 //! The tmpfs of plugins' roots that csid holds.
 
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -43,24 +44,24 @@ pub(super) enum LiveState {
     Without(Instant),
 }
 
-/// What csid knows of each plugin's tmpfs, by the plugin's root.
+/// What csid knows of each plugin's tmpfs, by the bytes of the plugin's root.
 #[derive(Default)]
 pub(super) struct Lives {
-    known: RwLock<HashMap<PathBuf, LiveState>>,
+    known: RwLock<HashMap<OsString, LiveState>>,
     /// Held while one is looked for, mounted or unmounted.
     pub changing: tokio::sync::Mutex<()>,
 }
 
 impl Lives {
     pub fn get(&self, root: &Path) -> Option<LiveState> {
-        self.known.read().unwrap_or_else(PoisonError::into_inner).get(root).cloned()
+        self.known.read().unwrap_or_else(PoisonError::into_inner).get(root.as_os_str()).cloned()
     }
 
     pub fn set(&self, root: &Path, known: Option<LiveState>) -> Option<LiveState> {
         let mut all = self.known.write().unwrap_or_else(PoisonError::into_inner);
         match known {
-            Some(known) => all.insert(root.to_owned(), known),
-            None => all.remove(root),
+            Some(known) => all.insert(root.as_os_str().to_owned(), known),
+            None => all.remove(root.as_os_str()),
         }
     }
 

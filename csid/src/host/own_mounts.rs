@@ -7,7 +7,7 @@
 //! short while. So csid may overlook a bind whose directory came into the volume's one a moment ago, as it overlooks one that comes there a
 //! moment later. A new bind is found at once.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsStr;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{Error, ErrorKind, Result};
@@ -36,7 +36,7 @@ const END: Duration = Duration::from_secs(60);
 /// The paths in csid's own namespace where mounts of a volume are csid's.
 pub struct OwnPaths<'a> {
     /// The paths of the volume's rows.
-    pub exact: HashSet<&'a OsStr>,
+    pub exact: BTreeSet<&'a OsStr>,
     /// Those of them at which a mount is for certain.
     pub mounted: Vec<&'a OsStr>,
     /// Directories that only csid and the plugin mount in.
@@ -269,7 +269,7 @@ impl Known {
         shown: &[Shown],
         has_read: bool,
     ) -> Result<Option<Vec<MountEntry>>> {
-        let places: HashSet<u64> = paths.exact.iter().map(|path| self.hasher.hash_one(*path)).collect();
+        let places: BTreeSet<u64> = paths.exact.iter().map(|path| self.hasher.hash_one(*path)).collect();
         let at_places: Vec<u64> =
             self.facts.iter().filter(|facts| places.contains(&facts.place)).map(|facts| facts.id).collect();
         if at_places.len() > FEW {

@@ -1,6 +1,6 @@
 //! Probes the paths of mounts, and derives the observed state of their rows.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -167,8 +167,9 @@ impl Context {
     fn places_of<'v>(&'v self, volume: &'v Volume) -> OwnPaths<'v> {
         let rows = volume.mounts.iter();
         let directories = rows.filter_map(|row| paths::root(Path::new(&row.source)));
-        let roots: HashSet<&Path> = directories.map(|directory| self.root_above(directory)).collect();
-        let roots = roots.into_iter().filter(|root| !root.starts_with(&self.directories.state));
+        let directories: BTreeSet<&OsStr> = directories.map(Path::as_os_str).collect();
+        let roots = directories.into_iter().map(|directory| self.root_above(Path::new(directory)));
+        let roots = roots.filter(|root| !root.starts_with(&self.directories.state));
         let below = roots.chain([self.directories.state.as_path()]).collect();
         // A staging may have no mount, and a publish of a block device may be a node.
         let present = volume.mounts.iter().filter(|row| row.publish == Leg::Present);
@@ -182,7 +183,9 @@ impl Context {
 
     /// Returns the plugin's root that the tmpfs `directory` is at, or `directory`, where it is no such tmpfs.
     fn root_above<'p>(&self, directory: &'p Path) -> &'p Path {
-        let is_live = |root: &&Path| self.host.live_of(root).is_some_and(|live| live == directory);
+        let is_live = |root: &&Path| {
+            self.host.live_of(root).is_some_and(|live| live.as_os_str() == directory.as_os_str())
+        };
         directory.parent().filter(is_live).unwrap_or(directory)
     }
 
@@ -204,7 +207,7 @@ pub(super) fn known(volume: &VolumeRow) -> Result<Backing, Error> {
 }
 
 /// Returns the paths of the volume's rows, and of its staging.
-fn own_paths(volume: &Volume) -> HashSet<&OsStr> {
+fn own_paths(volume: &Volume) -> BTreeSet<&OsStr> {
     let rows = volume.mounts.iter();
     let paths =
         rows.flat_map(|row| [Some(row.source.as_str()), Some(row.published()), row.spec.target.as_deref()]);

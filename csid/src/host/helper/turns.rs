@@ -1,7 +1,8 @@
 //! Calls at one path take turns: only the first of those that come while it is under way can hang.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::ffi::OsString;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,8 +18,8 @@ pub(super) struct PathTurns(Arc<Inner>);
 
 #[derive(Default)]
 struct Inner {
-    /// Since when a call is under way at each path.
-    begun: Mutex<HashMap<PathBuf, Instant>>,
+    /// Since when a call is under way at each path, by the path's bytes.
+    begun: Mutex<HashMap<OsString, Instant>>,
     ended: Notify,
 }
 
@@ -26,11 +27,11 @@ struct Inner {
 #[derive(Default)]
 pub(super) struct PathTurn {
     turns: PathTurns,
-    paths: Vec<PathBuf>,
+    paths: Vec<OsString>,
 }
 
 impl PathTurns {
-    fn begun(&self) -> MutexGuard<'_, HashMap<PathBuf, Instant>> {
+    fn begun(&self) -> MutexGuard<'_, HashMap<OsString, Instant>> {
         self.0.begun.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -42,9 +43,9 @@ impl PathTurns {
             ended.as_mut().enable();
             let oldest = {
                 let mut begun = self.begun();
-                let oldest = paths.iter().filter_map(|path| begun.get(*path)).min().copied();
+                let oldest = paths.iter().filter_map(|path| begun.get(path.as_os_str())).min().copied();
                 if oldest.is_none() {
-                    let paths: Vec<PathBuf> = paths.iter().map(|path| path.to_path_buf()).collect();
+                    let paths: Vec<OsString> = paths.iter().map(|path| path.as_os_str().to_owned()).collect();
                     begun.extend(paths.iter().map(|path| (path.clone(), Instant::now())));
                     return Some(PathTurn { turns: self.clone(), paths });
                 }
