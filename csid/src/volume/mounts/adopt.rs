@@ -170,7 +170,8 @@ impl Executor<'_> {
             return Ok(());
         }
         let volume = &self.rows.volume().row;
-        let is_own = |path: &str| paths::is_own(&volume.key, Path::new(path));
+        let own = paths::OwnDirectories::of(&volume.key);
+        let is_own = |path: &str| own.have(Path::new(path));
         let restages = effect.action == Action::Stage && !volume.staging.as_deref().is_some_and(is_own);
         let row = self.row(&effect.goal).filter(|row| {
             let is_to_come = row.publish == Leg::Absent || effect.action == Action::Publish;

@@ -326,7 +326,8 @@ impl EffectContext<'_> {
     /// `None`: there is none.
     fn unexplained(&self) -> Option<PathBuf> {
         let mounts = self.volume.mounts.iter();
-        let sources = mounts.map(|mount| Path::new(&mount.source)).filter(|path| self.is_own(path));
+        let own = paths::OwnDirectories::of(&self.volume.row.key);
+        let sources = mounts.map(|mount| Path::new(&mount.source)).filter(|path| own.have(path));
         let directories = sources.flat_map(|source| {
             let private = paths::private(source);
             let of_plugin = private.as_deref().and_then(Path::parent);

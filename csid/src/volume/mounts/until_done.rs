@@ -374,7 +374,8 @@ impl Executor<'_> {
         // Each user may mount at the consumers' path, in a namespace of its own, so a removal may hang there. That path is the last.
         let own = self.rows.written(key).into_iter().flat_map(|row| [row.published(), row.source.as_str()]);
         let staging = volume.row.staging.as_deref().filter(|_| idle);
-        let is_own = |path: &&Path| paths::is_own(&volume.row.key, path);
+        let directories = paths::OwnDirectories::of(&volume.row.key);
+        let is_own = |path: &&Path| directories.have(path);
         // A path is …/ROOT/staging/HASH, …/ROOT/private/HASH/HASH, …/ROOT/publish/HASH/HASH, or longer. The directories
         // below ROOT stay, because the next mount needs them again.
         let below = |path: &Path| Some((paths::kind(path)?.to_owned(), path.to_owned()));
