@@ -162,6 +162,12 @@ impl Tracee {
                 Thread::InKernel
             }
             (SYSCALL_STOP, _) => {
+                // A read that found nothing yet is made again later. How often depends on when the other side answers.
+                if now.rax as i64 == -i64::from(libc::EAGAIN)
+                    && let Some(calls) = self.count.calls.get_mut(&now.orig_rax)
+                {
+                    *calls = calls.saturating_sub(1);
+                }
                 if now.orig_rax == libc::SYS_clock_gettime as u64 && now.rax == 0 {
                     self.show_clock(now.rdi, now.rsi)?;
                 }
