@@ -33,6 +33,14 @@ impl Running {
     pub fn pid(&self) -> u32 {
         self.0.id()
     }
+
+    /// CPU time used, in the kernel and out of it, in ticks of 10 ms.
+    pub fn cpu(&self) -> Result<Duration> {
+        let text = fs::read_to_string(format!("/proc/{}/stat", self.pid()))?;
+        let fields: Vec<&str> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+        let ticks = |place: usize| -> Result<u64> { Ok(fields.get(place).context("a short stat")?.parse()?) };
+        Ok(Duration::from_millis(10 * (ticks(11)? + ticks(12)?)))
+    }
 }
 
 impl Drop for Running {
@@ -62,12 +70,8 @@ impl Csid {
         Ok(line.trim().trim_end_matches(" kB").parse()?)
     }
 
-    /// CPU time used, in the kernel and out of it, in ticks of 10 ms.
     pub fn cpu(&self) -> Result<Duration> {
-        let text = fs::read_to_string(format!("/proc/{}/stat", self.process.pid()))?;
-        let fields: Vec<&str> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-        let ticks = |place: usize| -> Result<u64> { Ok(fields.get(place).context("a short stat")?.parse()?) };
-        Ok(Duration::from_millis(10 * (ticks(11)? + ticks(12)?)))
+        self.process.cpu()
     }
 }
 
@@ -130,6 +134,18 @@ impl Host {
         )?;
         self.listens(&socket)?;
         Ok(plugin)
+    }
+
+    /// The daemon that does the least for a mount of the volumes `0..volumes` by the plugin `id`, and a connection to it.
+    pub async fn least(&self, id: &str, volumes: u32) -> Result<(Running, Client)> {
+        let (socket, directory) = (self.path("least.sock"), self.path("journal/least"));
+        let _ = fs::remove_file(&socket);
+        fs::create_dir_all(&directory)?;
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg("serve-least").arg(&socket).arg(self.socket(id)).arg(&directory).arg(volumes.to_string());
+        let daemon = Running::start(&mut command)?;
+        self.listens(&socket)?;
+        Ok((daemon, Client::connect(&Target::Socket(socket)).await?))
     }
 
     fn listens(&self, socket: &Path) -> Result<()> {

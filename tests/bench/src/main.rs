@@ -6,6 +6,7 @@
 mod count;
 mod curves;
 mod host;
+mod least;
 mod load;
 mod neighbours;
 mod parts;
@@ -35,7 +36,7 @@ struct Args {
     /// Only these parts, in one list.
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Part>,
-    /// Of the cycles only these ways to a mount, in one list: floor, floor-commit, private, bus, c, cgo, go.
+    /// Of the cycles only these ways to a mount, in one list: floor, floor-commit, least, private, bus, c, cgo, go.
     #[arg(long, value_delimiter = ',', value_parser = WAYS.map(|(way, _)| way))]
     ways: Vec<String>,
     /// Of the cycles only these numbers of callers, in one list: 1, 16, 64.
@@ -98,6 +99,8 @@ enum Role {
         most: i64,
     },
     #[command(hide = true)]
+    ServeLeast { socket: PathBuf, plugin: PathBuf, directory: PathBuf, volumes: u32 },
+    #[command(hide = true)]
     ServeNeighbours { directory: PathBuf, processes: usize, namespaces: usize, mounts: usize },
 }
 
@@ -117,6 +120,9 @@ fn run(args: &Args) -> Result<ExitCode> {
     }
     if let Some(Role::ServeNeighbours { directory, processes, namespaces, mounts }) = &args.role {
         return neighbours::serve(directory, *processes, *namespaces, *mounts).map(|()| ExitCode::SUCCESS);
+    }
+    if let Some(Role::ServeLeast { socket, plugin, directory, volumes }) = &args.role {
+        return least::serve(socket, plugin, directory, *volumes).map(|()| ExitCode::SUCCESS);
     }
     let Some(directory) = &args.inside else { return outside(args) };
     let beside = std::env::current_exe()?.with_file_name("csid");

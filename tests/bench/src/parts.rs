@@ -9,7 +9,7 @@ use crate::host::Host;
 use crate::load;
 use crate::neighbours;
 use crate::paths::{self, Floor, Rows, Way};
-use crate::report::{CALLERS, HERE, Report, WAYS};
+use crate::report::{CALLERS, HERE, LEAST, Report, WAYS};
 
 /// Callers who fill csid with mounts.
 const MANY: u32 = 64;
@@ -30,9 +30,11 @@ pub async fn cycles(
     let floor = Floor::new(&host.socket("bench"), &host.path("floor"));
     floor.prepare(MANY)?;
     let rows = Rows::open(&host.path("journal/floor.db"))?;
+    let (least, least_client) = host.least("bench", MANY).await?;
     let ways: [Way; HERE] = [
         Way::Floor(floor.clone()),
         Way::FloorCommit(floor, rows),
+        Way::Csid(least_client),
         Way::Csid(host.client(&host.private(), "bench").await?),
         Way::Csid(host.client(&Target::SystemBus, "bench").await?),
     ];
@@ -45,7 +47,8 @@ pub async fn cycles(
                 if !chosen(way, callers) {
                     continue;
                 }
-                let before = csid.cpu()?;
+                let cpu = || if way == LEAST { least.cpu() } else { csid.cpu() };
+                let before = cpu()?;
                 let seen = match ways.get(place) {
                     Some(way) => load::cycle(way, callers, time).await?,
                     None => load::program(way, &host.path("run/csid.sock"), callers, time)?,
@@ -54,10 +57,9 @@ pub async fn cycles(
                 if let (Some(Way::Csid(_)), MANY) = (ways.get(place), callers) {
                     // The cycles before those that count are a tenth.
                     let cycles = seen.cycles_per_s * time.as_secs_f64() * 1.1;
-                    report.add(
-                        &format!("{way}.csid_cpu_us"),
-                        (csid.cpu()? - before).as_micros() as f64 / cycles,
-                    );
+                    let used = (cpu()? - before).as_micros() as f64 / cycles;
+                    let whose = if way == LEAST { "cpu_us" } else { "csid_cpu_us" };
+                    report.add(&format!("{way}.{whose}"), used);
                 }
             }
         }

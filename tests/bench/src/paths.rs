@@ -132,11 +132,11 @@ impl Floor {
         self.directory.join(format!("staging-{n}"))
     }
 
-    fn target(&self, n: u32) -> String {
+    pub fn target(&self, n: u32) -> String {
         self.directory.join(format!("publish-{n}/mount")).to_string_lossy().into_owned()
     }
 
-    async fn mount(&self, n: u32) -> Result<()> {
+    pub async fn mount(&self, n: u32) -> Result<()> {
         let staging = self.staging(n).to_string_lossy().into_owned();
         let capability = v1::VolumeCapability {
             access_mode: Some(AccessMode { mode: access_mode::Mode::SingleNodeWriter.into() }),
@@ -161,7 +161,7 @@ impl Floor {
         Ok(())
     }
 
-    async fn unmount(&self, n: u32) -> Result<()> {
+    pub async fn unmount(&self, n: u32) -> Result<()> {
         let mut client = NodeClient::new(self.channel.clone());
         let unpublish =
             v1::NodeUnpublishVolumeRequest { volume_id: format!("volume-{n}"), target_path: self.target(n) };
@@ -194,7 +194,7 @@ impl Rows {
         Ok(Rows(sender))
     }
 
-    async fn commit(&self, n: u32, is_mount: bool) -> Result<()> {
+    pub async fn commit(&self, n: u32, is_mount: bool) -> Result<()> {
         let (answer, answered) = oneshot::channel();
         self.0.send((n, is_mount, answer))?;
         answered.await?.map_err(anyhow::Error::msg)
