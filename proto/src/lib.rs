@@ -21,6 +21,9 @@ pub mod csi {
 /// What nodes and operators ask of a cluster's servers.
 #[cfg(feature = "cluster")]
 pub mod cluster {
+    /// The trailer of a refused call that has a server's [`v1::Failure`].
+    pub const TRAILER: &str = "csid-failure-bin";
+
     #[allow(missing_docs, clippy::all, clippy::pedantic, unused_qualifications)]
     pub mod v1 {
         tonic::include_proto!("csid.cluster.v1");

@@ -1,7 +1,7 @@
 //! Errors as callers get them: a status of gRPC, with a Failure in the trailer `csid-failure-bin`.
 
+use csi_proto::cluster::TRAILER;
 use csi_proto::cluster::v1::Failure;
-use csid::cluster::TRAILER;
 use csid::error::{cut, shortened};
 use csid::{Error, Kind};
 use csid_etcd::EtcdError;

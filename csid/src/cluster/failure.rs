@@ -1,5 +1,6 @@
 //! A server's errors as csid has them.
 
+use csi_proto::cluster::TRAILER;
 use csi_proto::cluster::v1::Failure;
 use prost::Message;
 use tonic::{Code, Status};
@@ -7,8 +8,6 @@ use tonic::{Code, Status};
 use crate::error::{Error, Kind, presentable};
 use crate::volume::servers::ServerFailure;
 
-/// The trailer that has a server's [`Failure`].
-pub const TRAILER: &str = "csid-failure-bin";
 /// The limit of a server's message, in bytes.
 const MESSAGE: usize = 2048;
 /// The limits of holders: their number, and the bytes of each.

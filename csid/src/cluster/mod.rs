@@ -10,5 +10,4 @@ mod node;
 pub mod rows;
 mod session;
 
-pub use failure::TRAILER;
 pub use node::{Node, SessionState};
