@@ -1,7 +1,7 @@
 //! All volumes as of one revision, in memory. Lists are read from it.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 use csid::store::registry::{HeldIndex, VolumeName};
@@ -9,7 +9,7 @@ use futures_util::FutureExt;
 use tokio::sync::{Notify, watch};
 
 use crate::error::EtcdError;
-use crate::keys::Keys;
+use crate::keys::{Keys, RowKey};
 use crate::members::Timing;
 use crate::stored::Stored;
 use crate::wire::event::EventType;
@@ -23,6 +23,8 @@ pub(crate) struct Cache {
     pub keys: Keys,
     timing: Timing,
     volumes: RwLock<Volumes>,
+    /// When the last event of each server's row came, by the server's ID.
+    beats: Mutex<HashMap<String, Instant>>,
     followed: watch::Sender<Followed>,
     /// Notified by a reader that waits in vain, or finds the cache wrong. All is listed again then.
     doubted: Notify,
@@ -57,6 +59,7 @@ impl Cache {
             keys,
             timing,
             volumes: RwLock::default(),
+            beats: Mutex::default(),
             followed: watch::channel(Followed::Listing).0,
             doubted: Notify::new(),
         }
@@ -124,6 +127,8 @@ impl Cache {
     pub fn replace(&self, volumes: Volumes) {
         let revision = volumes.revision;
         *self.write() = volumes;
+        // Rows may have been deleted that no event has named.
+        self.beats.lock().unwrap_or_else(PoisonError::into_inner).clear();
         let _ = self.doubted.notified().now_or_never();
         self.followed.send_replace(Followed::Until(revision, Instant::now()));
     }
@@ -131,8 +136,27 @@ impl Cache {
     /// Takes over changes, all of each revision. Returns the newest revision.
     pub fn apply(&self, events: &[Event]) -> u64 {
         let revision = self.write().apply(&self.keys, events);
+        self.notice_beats(events);
         self.followed.send_replace(Followed::Until(revision, Instant::now()));
         revision
+    }
+
+    fn notice_beats(&self, events: &[Event]) {
+        let mut beats = self.beats.lock().unwrap_or_else(PoisonError::into_inner);
+        for Event { r#type, kv } in events {
+            let key = kv.as_ref().and_then(|kv| self.keys.read_row(&kv.key));
+            match (key, EventType::try_from(*r#type)) {
+                (Some(RowKey::Server(id)), Ok(EventType::Delete)) => drop(beats.remove(&id)),
+                (Some(RowKey::Server(id)), _) => drop(beats.insert(id, Instant::now())),
+                _ => {}
+            }
+        }
+    }
+
+    /// Returns how long ago the last event of a server's row came. `None`: none has come since the volumes were listed.
+    pub fn since_beat(&self, server: &str) -> Option<Duration> {
+        let beats = self.beats.lock().unwrap_or_else(PoisonError::into_inner);
+        beats.get(server).map(Instant::elapsed)
     }
 
     /// Has readers end.
@@ -252,6 +276,23 @@ mod tests {
         cache.replace(Volumes::default());
         assert!(!is_doubted(&cache), "the new list was doubted");
         assert!(cache.at_least(1).await.is_err() && is_doubted(&cache));
+    }
+
+    #[test]
+    fn beat_of_a_server_is_forgotten_with_its_row() {
+        let cache = cache();
+        let event = |kind: EventType, key: &RowKey| {
+            let kv = KeyValue { key: cache.keys.row(key), mod_revision: 7, ..KeyValue::default() };
+            Event { r#type: kind.into(), kv: Some(kv) }
+        };
+        let server = RowKey::Server("a".into());
+        cache.apply(&[event(EventType::Put, &server), event(EventType::Put, &RowKey::Node("b".into()))]);
+        assert!(cache.since_beat("a").is_some() && cache.since_beat("b").is_none());
+        cache.apply(&[event(EventType::Delete, &server)]);
+        assert_eq!(cache.since_beat("a"), None);
+        cache.apply(&[event(EventType::Put, &server)]);
+        cache.replace(Volumes::default());
+        assert_eq!(cache.since_beat("a"), None, "the row may be gone");
     }
 
     #[tokio::test]

@@ -35,7 +35,18 @@ pub enum RowKey {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rows {
     Servers,
-    Sessions { node: String },
+    /// Nodes after one, in the order of their keys. An empty name is before all nodes.
+    Nodes {
+        after: String,
+    },
+    Sessions {
+        node: String,
+    },
+    /// Sessions of all nodes after the one of a node with a server. Empty names are before all sessions.
+    AllSessions {
+        node: String,
+        server: String,
+    },
 }
 
 /// A key of a volume, below its name.
@@ -77,10 +88,23 @@ impl Keys {
 
     /// Returns the range of the keys of some rows.
     pub fn rows(&self, of: &Rows) -> (Vec<u8>, Vec<u8>) {
-        range(match of {
-            Rows::Servers => format!("{}server/", self.root),
-            Rows::Sessions { node } => format!("{}session/{}/", self.root, segment(node)),
-        })
+        match of {
+            Rows::Servers => range(format!("{}server/", self.root)),
+            Rows::Nodes { after } => self.after("node/", &segment(after)),
+            Rows::Sessions { node } => range(format!("{}session/{}/", self.root, segment(node))),
+            Rows::AllSessions { node, .. } if node.is_empty() => self.after("session/", ""),
+            Rows::AllSessions { node, server } => {
+                self.after("session/", &format!("{}/{}", segment(node), segment(server)))
+            }
+        }
+    }
+
+    /// Returns the range of the keys below a folder after the one with this name there.
+    fn after(&self, folder: &str, name: &str) -> (Vec<u8>, Vec<u8>) {
+        let folder = format!("{}{folder}", self.root);
+        // The least key that is greater than a key ends with a byte of 0.
+        let first = format!("{folder}{name}\0").into_bytes();
+        (first, range(folder).1)
     }
 
     /// Reads the key of a row. `None`: it is another key.
@@ -245,6 +269,26 @@ mod tests {
         let (first, end) = keys.rows(&Rows::Sessions { node: "db".into() });
         let of_another = keys.row(&RowKey::Session { node: "db-1".into(), server: "x".into() });
         assert!(!(first..end).contains(&of_another));
+        let session = |node: &str, server: &str| RowKey::Session { node: node.into(), server: server.into() };
+        let sessions =
+            |node: &str, server: &str| Rows::AllSessions { node: node.into(), server: server.into() };
+        let nodes = |after: &str| Rows::Nodes { after: after.into() };
+        let node = |name: &str| RowKey::Node(name.into());
+        for (of, key, due) in [
+            (nodes(""), node("a"), true),
+            (nodes("a"), node("a"), false),
+            (nodes("a"), node("a-1"), true),
+            (nodes("b"), node("a"), false),
+            (nodes(""), session("a", "s"), false),
+            (sessions("", ""), session("a", "s"), true),
+            (sessions("a", "s"), session("a", "s"), false),
+            (sessions("a", "s"), session("a", "t"), true),
+            (sessions("a", "s"), session("b", "a"), true),
+            (sessions("a", "s"), node("b"), false),
+        ] {
+            let (first, end) = keys.rows(&of);
+            assert_eq!((first..end).contains(&keys.row(&key)), due, "{of:?} {key:?}");
+        }
         let (first, end) = keys.followed();
         let beat = keys.row(&RowKey::Server("x".into()));
         let volume = keys.part(&name(), &Part::Head);

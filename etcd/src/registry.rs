@@ -109,6 +109,11 @@ impl EtcdRegistry {
         self.inner.cache.at_least(revision).await.map(drop)
     }
 
+    /// Returns how long ago the row of a server was last written, as this registry has seen it. `None`: it has seen no write yet.
+    pub fn since_beat(&self, server: &str) -> Option<Duration> {
+        self.inner.cache.since_beat(server)
+    }
+
     /// Returns the number of a node's claims.
     pub async fn claims_of(&self, node: &str) -> Result<usize, EtcdError> {
         let volumes = self.inner.volumes().await?;
