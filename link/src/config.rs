@@ -32,15 +32,21 @@ impl Config {
         let config: Config = toml::from_str(text)?;
         let Config { cluster, servers } = &config;
         ensure!(is_member_name(cluster), "cluster is not a DNS name of at most 63 bytes: {cluster:?}");
-        let count = servers.len();
-        ensure!((1..=SERVERS).contains(&count), "servers has {count} entries, and the limit is {SERVERS}");
-        for server in servers {
-            ensure!(split(server).is_some(), "servers: this is not HOST:PORT: {server:?}");
-        }
-        let names: BTreeSet<&String> = servers.iter().collect();
-        ensure!(names.len() == count, "servers names a server twice");
+        check_servers(servers)?;
         Ok(config)
     }
+}
+
+/// Checks the HOST:PORT of servers: there are 1 to 16, each once.
+pub fn check_servers(servers: &[String]) -> Result<()> {
+    let count = servers.len();
+    ensure!((1..=SERVERS).contains(&count), "servers has {count} entries, and the limit is {SERVERS}");
+    for server in servers {
+        ensure!(split(server).is_some(), "servers: this is not HOST:PORT: {server:?}");
+    }
+    let names: BTreeSet<&String> = servers.iter().collect();
+    ensure!(names.len() == count, "servers names a server twice");
+    Ok(())
 }
 
 /// Returns host and port. `None`: the text is not HOST:PORT, or cannot be the name of a socket.

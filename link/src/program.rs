@@ -49,7 +49,7 @@ pub fn main() -> ExitCode {
 #[tokio::main(flavor = "current_thread")]
 async fn run(arguments: Arguments) -> Result<()> {
     let config = Config::read(&arguments.config)?;
-    let tls = Arc::new(tls::client(&arguments.credentials, &config.cluster)?);
+    let tls = Arc::new(tls::node(&arguments.credentials, &config.cluster)?);
     if arguments.check_config {
         return Ok(());
     }

@@ -1,26 +1,21 @@
 //! One socket, and the server that its connections go to.
 
 use std::fs;
-use std::io::{Error, ErrorKind, Result};
+use std::io::{ErrorKind, Result};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustls::ClientConfig;
-use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, copy, split};
-use tokio::net::{TcpStream, UnixListener, UnixStream};
+use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
-use tokio_rustls::TlsConnector;
-use tokio_rustls::client::TlsStream;
 
-use crate::config;
+use crate::far::Far;
 
 /// Connections of one socket at the same time.
 const AT_ONCE: usize = 64;
-/// How long the connection to a server and its handshake may take together.
-const CONNECT: Duration = Duration::from_secs(5);
 /// How long one direction goes on after the other has ended.
 const REST: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(100);
@@ -29,18 +24,13 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub struct Relay {
     listener: UnixListener,
     path: PathBuf,
-    host: String,
-    port: u16,
-    name: ServerName<'static>,
-    connector: TlsConnector,
+    far: Far,
 }
 
 impl Relay {
     /// Makes the socket of a server, HOST:PORT, in a directory.
     pub fn new(directory: &Path, server: &str, tls: Arc<ClientConfig>) -> Result<Relay> {
-        let wrong = || Error::new(ErrorKind::InvalidInput, format!("{server:?} is not HOST:PORT"));
-        let (host, port) = config::split(server).ok_or_else(wrong)?;
-        let name = ServerName::try_from(host.to_owned()).map_err(|_| wrong())?;
+        let far = Far::new(server, tls)?;
         let path = directory.join(server);
         match fs::remove_file(&path) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
@@ -48,7 +38,7 @@ impl Relay {
         }
         let listener = UnixListener::bind(&path)?;
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
-        Ok(Relay { listener, path, host: host.to_owned(), port, name, connector: TlsConnector::from(tls) })
+        Ok(Relay { listener, path, far })
     }
 
     /// Serves connections until the task is aborted.
@@ -73,7 +63,7 @@ impl Relay {
     }
 
     async fn serve(&self, near: UnixStream) {
-        let server = format!("{}:{}", self.host, self.port);
+        let server = self.far.server();
         match near.peer_cred() {
             Ok(peer) if peer.uid() == 0 => {}
             Ok(peer) => {
@@ -81,20 +71,10 @@ impl Relay {
             }
             Err(error) => return tracing::warn!(server, %error, "a caller's uid is not known"),
         }
-        let far = match tokio::time::timeout(CONNECT, self.connect()).await {
-            Ok(Ok(far)) => far,
-            Ok(Err(error)) => return tracing::warn!(server, %error, "the server was not reached"),
-            Err(_) => {
-                return tracing::warn!(server, seconds = CONNECT.as_secs(), "the server did not answer");
-            }
-        };
-        relay(near, far).await;
-    }
-
-    async fn connect(&self) -> Result<TlsStream<TcpStream>> {
-        let stream = TcpStream::connect((self.host.as_str(), self.port)).await?;
-        stream.set_nodelay(true)?;
-        self.connector.connect(self.name.clone(), stream).await
+        match self.far.connect().await {
+            Ok(far) => relay(near, far).await,
+            Err(error) => tracing::warn!(server, %error, "the server was not reached"),
+        }
     }
 }
 

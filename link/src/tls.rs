@@ -13,30 +13,58 @@ use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, RootCertStor
 
 use crate::config::bytes;
 
+/// A client of the cluster: how it connects to servers, and who it is by its certificate.
+pub struct TlsClient {
+    pub config: ClientConfig,
+    pub identity: Identity,
+}
+
 /// Reads ca.pem, node.pem and node.key of a directory. node.pem has to be a node's of the cluster.
-pub fn client(directory: &Path, cluster: &str) -> Result<ClientConfig> {
-    let chain = certificates(&directory.join("node.pem"))?;
-    let own = chain.first().context("node.pem has no certificate")?;
-    match identity(own) {
-        Some(Identity { cluster: of, role: Role::Node, .. }) if of == cluster => {}
-        _ => bail!("node.pem has not exactly one URI name csid://{cluster}/node/NAME"),
-    }
-    let key = PrivateKeyDer::from_pem_slice(&bytes(&directory.join("node.key"))?).context("node.key")?;
+pub fn node(directory: &Path, cluster: &str) -> Result<ClientConfig> {
+    let path = |name: &str| directory.join(name);
+    let key = path("node.key");
+    let key = (key.as_path(), bytes(&key)?);
+    let client = client(&path("ca.pem"), &path("node.pem"), (key.0, &key.1), Role::Node, Some(cluster))?;
+    Ok(client.config)
+}
+
+/// Makes a client of an authority, a certificate and its key, the path and bytes of which are PEM. The certificate has to be of this role.
+/// The client accepts servers of its own cluster alone. `cluster`: the cluster that the certificate has to name, or `None` for any.
+pub fn client(
+    ca: &Path,
+    certificate: &Path,
+    key: (&Path, &[u8]),
+    role: Role,
+    cluster: Option<&str>,
+) -> Result<TlsClient> {
+    let named = |path: &Path| path.display().to_string();
+    let chain = certificates(certificate)?;
+    let own = chain.first().with_context(|| format!("{} has no certificate", named(certificate)))?;
+    let identity = match identity(own) {
+        Some(of) if of.role == role && cluster.is_none_or(|cluster| of.cluster == cluster) => of,
+        _ => {
+            let cluster = cluster.unwrap_or("CLUSTER");
+            bail!("{} has not exactly one URI name csid://{cluster}/{role}/NAME", named(certificate))
+        }
+    };
+    let (path, pem) = key;
+    let key = PrivateKeyDer::from_pem_slice(pem).with_context(|| named(path))?;
     let mut roots = RootCertStore::empty();
-    for authority in certificates(&directory.join("ca.pem"))? {
-        roots.add(authority).context("ca.pem")?;
+    for authority in certificates(ca)? {
+        roots.add(authority).with_context(|| named(ca))?;
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let by_name = WebPkiServerVerifier::builder_with_provider(roots.into(), provider.clone()).build()?;
-    let verifier = ServersOf { cluster: cluster.to_owned(), by_name };
+    let by_name = WebPkiServerVerifier::builder_with_provider(roots.into(), provider.clone()).build();
+    let by_name = by_name.with_context(|| named(ca))?;
+    let verifier = ServersOf { cluster: identity.cluster.clone(), by_name };
     let mut config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()?
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(verifier))
         .with_client_auth_cert(chain, key)
-        .context("node.key does not fit node.pem")?;
+        .with_context(|| format!("{} does not fit {}", named(path), named(certificate)))?;
     config.alpn_protocols = vec![b"h2".to_vec()];
-    Ok(config)
+    Ok(TlsClient { config, identity })
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
