@@ -4,11 +4,12 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use csi_proto::identity::{Identity, Role};
+use csid_etcd::{Expected, Guard, RowKey};
 use rustls::pki_types::UnixTime;
 use tonic::Request;
 use tonic::transport::server::TlsConnectInfo;
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, node_guard};
 use crate::failure::{Result, ServerError};
 use crate::grants::May;
 
@@ -83,6 +84,17 @@ impl Cluster {
             self.unblocked(&caller.name).await?;
         }
         Ok(())
+    }
+
+    /// Refuses a node that is blocked. Returns the guard of its row, for a change that it asks for. `None`: the caller is no node.
+    pub async fn unblocked_guard(&self, caller: &Identity) -> Result<Option<Guard>> {
+        if caller.role != Role::Node {
+            return Ok(None);
+        }
+        Ok(Some(match self.unblocked(&caller.name).await? {
+            Some(row) => node_guard(&caller.name, &row),
+            None => Guard { key: RowKey::Node(caller.name.clone()), is: Expected::Absent },
+        }))
     }
 
     /// Refuses a caller that is no node.

@@ -118,6 +118,10 @@ impl Cluster {
             if !self.is_of_boot(&caller.name, &own, boot).await? {
                 return Ok(None);
             }
+            // The session of a node that claims for another one may not have ended yet.
+            if matches!(own.value.state, NodeState::Blocked | NodeState::Fenced) {
+                return self.refuse_state(&caller.name).await;
+            }
             if caller.name != *node {
                 guards.push(node_guard(&caller.name, &own));
             }
@@ -283,6 +287,8 @@ impl Cluster {
         for _ in 0..TRIES {
             let here = self.presence.here()?;
             let meta = self.normal().await?;
+            let mut guards = vec![meta_guard(&meta), here.guard()];
+            guards.extend(self.unblocked_guard(caller).await?);
             let record = self.registry.record(name.clone()).await?;
             let Some(claim) = record.claim_at(&ask.consumer, &ask.node) else { return Ok(None) };
             let id = claim.id.clone();
@@ -295,9 +301,7 @@ impl Cluster {
             let stepped = rules::step(&claims(&record, &ask.node, row.as_ref().map(|row| &row.value)), event);
             let (after, _) = stepped.map_err(|refusal| rules::refused(refusal, name, &ask.consumer))?;
             let after = Record { claims: after.claims, attachments: after.attachments, ..record.clone() };
-            if after == record
-                || self.swap(&record, after, vec![meta_guard(&meta), here.guard()]).await?.is_some()
-            {
+            if after == record || self.swap(&record, after, guards).await?.is_some() {
                 if ask.force {
                     tracing::warn!(%caller, volume = %name, node = ask.node, consumer = ask.consumer, "a claim was ended by force");
                 }

@@ -35,6 +35,8 @@ impl Cluster {
         for _ in 0..TRIES {
             let here = self.presence.here()?;
             let meta = self.normal().await?;
+            let mut guards = vec![meta_guard(&meta), here.guard()];
+            guards.extend(self.unblocked_guard(caller).await?);
             let record = self.registry.record(name.clone()).await?;
             if record.registration.as_ref().is_some_and(|present| present.owner != new.owner) {
                 return Err(ServerError::denied(format!("{name} was registered by another identity")));
@@ -43,7 +45,7 @@ impl Cluster {
             if rules::put_registration(&mut after, &volume, &new)?.is_none() {
                 return Ok(view::row(&record, caller));
             }
-            match self.swap(&record, after, vec![meta_guard(&meta), here.guard()]).await {
+            match self.swap(&record, after, guards).await {
                 Ok(Some(after)) => {
                     tracing::info!(%caller, volume = %name, "a volume was registered or changed");
                     return Ok(view::row(&after, caller));
