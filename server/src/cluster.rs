@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use csid::store::registry::Registry;
 use csid::{Error, Kind};
@@ -13,6 +14,9 @@ use crate::failure::{Result, ServerError};
 use crate::presence::Presence;
 use crate::rows::{self, MetaRow, Mode, NodeRow, NodeState, Read, SCHEMA};
 
+/// The least time between two writes of a server that another machine wants to be a node.
+const BETWEEN_OTHERS: Duration = Duration::from_secs(10);
+
 pub struct Cluster {
     pub config: Config,
     pub registry: EtcdRegistry,
@@ -22,6 +26,8 @@ pub struct Cluster {
     known: Mutex<Known>,
     /// New claims of each node that are being written.
     writing: Mutex<HashMap<String, usize>>,
+    /// When this server has written last that another machine wants to be a node.
+    others: Mutex<HashMap<String, Instant>>,
 }
 
 /// A new claim that is being written. It counts until the drop.
@@ -57,8 +63,8 @@ impl Cluster {
         presence: Presence,
     ) -> Self {
         let rows = registry.rows();
-        let (known, writing) = Default::default();
-        Cluster { config, registry, rows, presence, certificates, known, writing }
+        let (known, writing, others) = Default::default();
+        Cluster { config, registry, rows, presence, certificates, known, writing, others }
     }
 
     fn writing(&self) -> MutexGuard<'_, HashMap<String, usize>> {
@@ -86,6 +92,17 @@ impl Cluster {
         }
     }
 
+    /// Returns whether this server may write again that another machine wants to be this node. Each Hello of it would be a write.
+    pub fn may_note(&self, node: &str) -> bool {
+        let mut others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
+        others.retain(|_, last| last.elapsed() < BETWEEN_OTHERS);
+        let is_first = !others.contains_key(node);
+        if is_first {
+            others.insert(node.to_owned(), Instant::now());
+        }
+        is_first
+    }
+
     fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -95,6 +112,11 @@ impl Cluster {
         if let Some(meta) = self.known().meta.clone() {
             return Ok(meta);
         }
+        self.meta_now().await
+    }
+
+    /// Reads the cluster's row.
+    pub async fn meta_now(&self) -> Result<Read<MetaRow>> {
         let row = self.rows.read(&RowKey::Meta).await?;
         let row = row.ok_or_else(|| ServerError::Unavailable("etcd has no cluster".into()))?;
         let meta: Read<MetaRow> = rows::read(&RowKey::Meta, &row)?;
@@ -202,13 +224,7 @@ pub fn node_guard(node: &str, row: &Read<NodeRow>) -> Guard {
 }
 
 pub fn is_in_state(node: &str, state: NodeState) -> ServerError {
-    let state = match state {
-        NodeState::Ready => "ready",
-        NodeState::Draining => "draining",
-        NodeState::Fenced => "fenced",
-        NodeState::Blocked => "blocked",
-    };
-    Error::new(Kind::Busy, format!("node {node} is {state}")).into()
+    Error::new(Kind::Busy, format!("node {node} is {}", state.word())).into()
 }
 
 pub fn not_joined(node: &str) -> ServerError {

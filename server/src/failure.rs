@@ -35,6 +35,11 @@ impl ServerError {
     pub fn denied(text: impl Into<String>) -> Self {
         Error::new(Kind::NotAuthorized, text).into()
     }
+
+    /// Returns the error of a call or session that ends because the server has no etcd, or stops.
+    pub fn cut_off() -> Self {
+        ServerError::Unavailable("this server does not follow etcd now, or stops".into())
+    }
 }
 
 impl From<csid::store::registry::RegistryError> for ServerError {

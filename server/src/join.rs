@@ -11,7 +11,7 @@ use csid_etcd::{Expected, Guard, RowKey, Rows, Write, Written};
 use crate::cluster::{Cluster, meta_guard, node_guard};
 use crate::failure::Result;
 use crate::presence::Here;
-use crate::rows::{self, Mode, NodePlugin, NodeRow, NodeState, Read, ServerRow, SessionRow};
+use crate::rows::{self, NodePlugin, NodeRow, NodeState, OtherMachine, Read, ServerRow, SessionRow};
 use crate::time::now_usec;
 
 /// The protocol of sessions.
@@ -99,6 +99,8 @@ impl Cluster {
                 boot: hello.boot.clone(),
                 state: NodeState::Ready,
                 plugins: Default::default(),
+                other: None,
+                block: None,
                 rest: Default::default(),
             },
         };
@@ -110,6 +112,7 @@ impl Cluster {
         }
         let is_same = (&row.journal_id, &row.machine_id) == (&hello.journal_id, &hello.machine_id);
         if !is_same {
+            self.keep_other(node, &row, &guard, hello).await?;
             let text = format!("the node that is known as {node} has another journal or machine id");
             return Ok(Some(refused("another-machine", text)));
         }
@@ -148,15 +151,37 @@ impl Cluster {
         self.node_now(node).await?;
         let welcome = Welcome {
             generation: meta.value.generation,
-            mode: match meta.value.mode {
-                Mode::Normal => "normal".to_owned(),
-                Mode::Recovering => "recovering".to_owned(),
-            },
+            mode: meta.value.mode.word().to_owned(),
             servers: self.servers().await?,
             protocol: PROTOCOL,
             server: joining.here.id.clone(),
         };
         Ok(Some(Joined::Welcome(Box::new(welcome), joining)))
+    }
+
+    /// Keeps which other machine wants to be a node, for the operator who accepts it.
+    async fn keep_other(&self, node: &str, row: &NodeRow, guard: &Guard, hello: &Hello) -> Result<()> {
+        let Hello { journal_id, machine_id, boot, .. } = hello;
+        let is_kept = row.other.as_ref().is_some_and(|other| {
+            (&other.journal_id, &other.machine_id, &other.boot) == (journal_id, machine_id, boot)
+        });
+        if is_kept || !self.may_note(node) {
+            return Ok(());
+        }
+        let other = OtherMachine {
+            journal_id: journal_id.clone(),
+            machine_id: machine_id.clone(),
+            boot: boot.clone(),
+            since_usec: now_usec(),
+            rest: Default::default(),
+        };
+        let row = NodeRow { other: Some(other), ..row.clone() };
+        let key = RowKey::Node(node.to_owned());
+        let write = Write { value: Some(rows::write(&key, &row)?), key: key.clone(), lease: 0 };
+        // If the row has changed meanwhile, a later Hello of the machine is kept.
+        self.rows.write(&[guard.clone(), self.presence.here()?.guard()], vec![write]).await?;
+        self.forget(&key);
+        Ok(())
     }
 
     /// Returns the addresses of the servers that run.

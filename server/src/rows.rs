@@ -18,6 +18,15 @@ pub enum Mode {
     Recovering,
 }
 
+impl Mode {
+    pub fn word(self) -> &'static str {
+        match self {
+            Mode::Normal => "normal",
+            Mode::Recovering => "recovering",
+        }
+    }
+}
+
 /// The row of the cluster.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -58,6 +67,17 @@ pub enum NodeState {
     Blocked,
 }
 
+impl NodeState {
+    pub fn word(self) -> &'static str {
+        match self {
+            NodeState::Ready => "ready",
+            NodeState::Draining => "draining",
+            NodeState::Fenced => "fenced",
+            NodeState::Blocked => "blocked",
+        }
+    }
+}
+
 /// The row of a node.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -69,6 +89,40 @@ pub struct NodeRow {
     /// Plugins by name.
     #[serde(default)]
     pub plugins: BTreeMap<String, NodePlugin>,
+    /// Another machine with the node's certificate, whose Hello was refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub other: Option<OtherMachine>,
+    /// Why the node is blocked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub block: Option<BlockRow>,
+    #[serde(flatten)]
+    pub rest: Map<String, Value>,
+}
+
+/// A machine that is not the one that has joined, as its Hello names it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct OtherMachine {
+    pub journal_id: String,
+    pub machine_id: String,
+    pub boot: String,
+    /// Microseconds since 1970, for people.
+    pub since_usec: u64,
+    #[serde(flatten)]
+    pub rest: Map<String, Value>,
+}
+
+/// An operator's block of a node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct BlockRow {
+    /// The operator, as grants name it.
+    pub by: String,
+    pub reason: String,
+    /// Microseconds since 1970, for people.
+    pub since_usec: u64,
+    /// The state that the node has again when it is accepted.
+    pub before: NodeState,
     #[serde(flatten)]
     pub rest: Map<String, Value>,
 }
@@ -122,7 +176,9 @@ mod tests {
     #[test]
     fn field_of_a_later_version_is_written_back() {
         let value = br#"{"journal-id":"j","machine-id":"m","boot":"b","state":"ready","taint":[1],
-            "plugins":{"p":{"attaches":false,"max-volumes":7}}}"#;
+            "plugins":{"p":{"attaches":false,"max-volumes":7}},
+            "other":{"journal-id":"k","machine-id":"n","boot":"c","since-usec":1,"version":"9"},
+            "block":{"by":"operator/a","reason":"","since-usec":2,"before":"fenced","until":3}}"#;
         let row = Row { value: value.to_vec(), created: 1, revision: 2 };
         let key = RowKey::Node("n".into());
         let read: Read<NodeRow> = read(&key, &row).unwrap();
