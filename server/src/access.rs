@@ -97,6 +97,20 @@ impl Cluster {
         }))
     }
 
+    /// Refuses a caller that is no operator, and an operator without a grant for all namespaces: nodes and servers belong to none.
+    pub fn require_operator(&self, caller: &Identity, may: May) -> Result<()> {
+        if caller.role != Role::Operator {
+            return Err(ServerError::denied(format!("{caller} is not an operator")));
+        }
+        match self.config.grants.allow_everywhere(caller, may) {
+            true => Ok(()),
+            false => Err(ServerError::denied(format!(
+                "{caller} has no grant for {} in all namespaces",
+                may.word()
+            ))),
+        }
+    }
+
     /// Refuses a caller that is no node.
     pub fn require_node(&self, caller: &Identity) -> Result<()> {
         match caller.role {

@@ -103,6 +103,17 @@ impl Cluster {
         is_first
     }
 
+    /// Does something for as long as this server follows etcd.
+    pub async fn while_here<T>(&self, doing: impl Future<Output = Result<T>>) -> Result<T> {
+        let here = self.presence.here()?;
+        let mut presence = self.presence.subscribe();
+        tokio::select! {
+            biased;
+            done = doing => done,
+            _ = presence.wait_for(|now| now.as_ref() != Some(&here)) => Err(ServerError::cut_off()),
+        }
+    }
+
     fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }

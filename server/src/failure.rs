@@ -36,6 +36,16 @@ impl ServerError {
         Error::new(Kind::NotAuthorized, text).into()
     }
 
+    /// Returns whether another server may do the same now.
+    pub fn is_unavailable(&self) -> bool {
+        match self {
+            ServerError::Refused(error) => error.kind == Kind::Unavailable,
+            ServerError::Unavailable(_) => true,
+            ServerError::Etcd(error) => is_away(error),
+            ServerError::Row(_) => false,
+        }
+    }
+
     /// Returns the error of a call or session that ends because the server has no etcd, or stops.
     pub fn cut_off() -> Self {
         ServerError::Unavailable("this server does not follow etcd now, or stops".into())
@@ -62,12 +72,7 @@ impl From<ServerError> for Status {
         let (code, failure) = match error {
             ServerError::Refused(error) => refused(error),
             ServerError::Unavailable(message) => unavailable(message),
-            ServerError::Etcd(
-                error @ (EtcdError::Unreachable { .. }
-                | EtcdError::Open { .. }
-                | EtcdError::Full
-                | EtcdError::Ended),
-            ) => {
+            ServerError::Etcd(error) if is_away(&error) => {
                 // It names etcd's members, which are none of the callers' business.
                 tracing::warn!(%error, "a call was not done");
                 unavailable("the server cannot reach etcd, or etcd is full".into())
@@ -81,6 +86,14 @@ impl From<ServerError> for Status {
         metadata.insert_bin(TRAILER, MetadataValue::from_bytes(&failure.encode_to_vec()));
         Status::with_metadata(code, message, metadata)
     }
+}
+
+/// Returns whether etcd gave no answer, or has no place.
+fn is_away(error: &EtcdError) -> bool {
+    matches!(
+        error,
+        EtcdError::Unreachable { .. } | EtcdError::Open { .. } | EtcdError::Full | EtcdError::Ended
+    )
 }
 
 fn unavailable(message: String) -> (Code, Failure) {

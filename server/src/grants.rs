@@ -31,6 +31,8 @@ pub enum May {
     ClaimFor,
     ReleaseOthers,
     Fence,
+    /// An operator decides which machines are nodes. Nodes are of all namespaces.
+    Admit,
 }
 
 impl May {
@@ -43,12 +45,13 @@ impl May {
             May::ClaimFor => "claim-for",
             May::ReleaseOthers => "release-others",
             May::Fence => "fence",
+            May::Admit => "admit",
         }
     }
 }
 
 /// Words that a later server takes. A configuration may have them already; they allow nothing yet.
-const LATER: [&str; 8] = ["create", "delete", "expand", "snapshot", "attach", "drain", "admit", "cluster"];
+const LATER: [&str; 7] = ["create", "delete", "expand", "snapshot", "attach", "drain", "cluster"];
 
 /// The grants of a server.
 #[derive(Clone, Debug, Default)]
@@ -95,9 +98,15 @@ impl Grants {
         self.matching(identity, may).next().is_some()
     }
 
+    /// Returns whether the identity may do this in all namespaces, which is needed for what belongs to none.
+    pub fn allow_everywhere(&self, identity: &Identity, may: May) -> bool {
+        self.matching(identity, may).any(|grant| grant.namespaces.iter().any(|name| name == "*"))
+    }
+
     fn matching<'a>(&'a self, identity: &'a Identity, may: May) -> impl Iterator<Item = &'a Grant> {
         let of_role = match may {
             May::Join | May::Mount => identity.role == Role::Node,
+            May::Admit => identity.role == Role::Operator,
             _ => identity.role != Role::Server,
         };
         let who = identity.to_string();
@@ -118,8 +127,16 @@ impl Grants {
 }
 
 fn is_word(word: &str) -> bool {
-    let known =
-        [May::Join, May::Mount, May::Read, May::Register, May::ClaimFor, May::ReleaseOthers, May::Fence];
+    let known = [
+        May::Join,
+        May::Mount,
+        May::Read,
+        May::Register,
+        May::ClaimFor,
+        May::ReleaseOthers,
+        May::Fence,
+        May::Admit,
+    ];
     known.iter().any(|may| may.word() == word)
         || LATER.contains(&word)
         || word.strip_prefix("controller:").is_some_and(|plugin| !plugin.is_empty())
@@ -155,6 +172,20 @@ mod tests {
         assert!(!grants.allow(&operator, "prod", May::ReleaseOthers));
         assert!(!grants.allow(&identity(Role::Operator, "ab"), "prod", May::Read), "a name is no prefix");
         assert!(!grants.allow(&identity(Role::Node, "a"), "prod", May::Read), "a role is part of the name");
+    }
+
+    #[test]
+    fn grant_of_one_namespace_is_none_of_all() {
+        let grants = Grants::new(vec![
+            grant("operator/a", &["prod"], &["read", "admit"]),
+            grant("operator/b", &["prod", "*"], &["read", "admit"]),
+            grant("node/*", &["*"], &["read", "admit"]),
+        ])
+        .unwrap();
+        let everywhere = |role, name, may| grants.allow_everywhere(&identity(role, name), may);
+        assert!(!everywhere(Role::Operator, "a", May::Read) && !everywhere(Role::Operator, "a", May::Admit));
+        assert!(everywhere(Role::Operator, "b", May::Read) && everywhere(Role::Operator, "b", May::Admit));
+        assert!(!everywhere(Role::Node, "n1", May::Admit), "a node admits no nodes");
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! A server of a cluster: nodes and operators ask it for claims of volumes, and etcd keeps them.
 //!
-//! `service` takes calls, `access` says who calls and what the grants allow, and `certificates` verifies
-//! callers. `claims` and `volumes` change records by csid's rules
-//! (`csid::volume::rules`). `join` and `sessions` know the nodes that are there. `presence` is this server in etcd. `cluster` has what they
-//! share. Decision 0007 says what is built.
+//! `service` takes calls of nodes and operators, `admin` those of operators alone. `access` says who calls and what the grants allow, and
+//! `certificates` verifies callers. `claims` and `volumes` change records by csid's rules (`csid::volume::rules`). `nodes` and `servers` have
+//! what operators see of the cluster itself, and change. `join` and `sessions` know the nodes that are there. `presence` is this server in
+//! etcd. `cluster` has what they share. Decisions 0007 and 0009 say what is built.
 //!
 //! State: in memory the cache of etcd's volumes, rows that were read, and sessions. Always true:
 //! - A write compares the cluster's row and this server's. What grants compares the node's row, too. So nothing is granted by a
@@ -12,6 +12,7 @@
 //! - Without etcd for 10 s this server serves nothing, and ends its sessions.
 
 mod access;
+mod admin;
 mod certificates;
 mod claims;
 mod cluster;
@@ -20,9 +21,11 @@ mod failure;
 mod grants;
 mod join;
 mod listen;
+mod nodes;
 mod presence;
 mod program;
 mod rows;
+mod servers;
 mod service;
 mod sessions;
 mod time;

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
+use csi_proto::cluster::v1::admin_server::AdminServer;
 use csi_proto::cluster::v1::cluster_server::ClusterServer;
 use csi_proto::identity::{Identity, Role};
 use csid_etcd::{EtcdConfig, EtcdRegistry, Expected, Guard, RowKey, Timing, Write, Written};
@@ -26,7 +27,7 @@ use crate::config::{Config, Keys, credentials};
 use crate::listen;
 use crate::presence::Presence;
 use crate::rows::{self, MetaRow, Mode, SCHEMA, ServerRow};
-use crate::service::Service;
+use crate::service::{Service, end_if_over};
 use crate::sessions::Sessions;
 
 /// Connections beyond those of sessions: calls of operators, and nodes that have not said Hello yet.
@@ -203,11 +204,13 @@ async fn run(config: Config, keys: Keys) -> Result<()> {
     let ending = tokio::spawn(end_sessions(cluster.clone(), sessions.clone()));
     let lists = Arc::new(Semaphore::new(LISTS));
     let service = Service { cluster: cluster.clone(), sessions, lists };
+    let of_operators = AdminServer::new(service.clone()).max_decoding_message_size(MESSAGE);
     let calls = ClusterServer::new(service).max_decoding_message_size(MESSAGE);
     let (stop, stopped) = oneshot::channel::<()>();
     let serving = tokio::spawn(
         server
             .add_service(calls)
+            .add_service(of_operators)
             .serve_with_incoming_shutdown(listen::accept(listener, most), stopped.map(drop)),
     );
     let mut presence = cluster.presence.subscribe();
@@ -272,12 +275,7 @@ async fn end_sessions(cluster: Arc<Cluster>, sessions: Arc<Sessions>) {
     loop {
         tokio::time::sleep(NODES).await;
         for (node, number) in sessions.nodes() {
-            match cluster.over(&node).await {
-                Ok(None) => {}
-                Ok(Some(reason)) => sessions.end(&node, number, reason),
-                // Without etcd all sessions end, by the presence.
-                Err(error) => tracing::warn!(node, %error, "the row of a node cannot be read"),
-            }
+            end_if_over(&cluster, &sessions, &node, number).await;
         }
     }
 }

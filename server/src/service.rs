@@ -15,7 +15,7 @@ use csi_proto::cluster::v1::{
 use csi_proto::identity::{Identity, Role};
 use csid::{Error, Kind};
 use futures_util::Stream;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -30,7 +30,7 @@ const HELLO: Duration = Duration::from_secs(10);
 /// The least time between two reports of a node: each is a change of etcd.
 const BETWEEN: Duration = Duration::from_millis(200);
 /// How long a page of a list waits for its reader.
-const READER: Duration = Duration::from_secs(60);
+pub const READER: Duration = Duration::from_secs(60);
 
 /// What a session ends with.
 type End = ServerError;
@@ -43,7 +43,7 @@ pub struct Service {
     pub lists: Arc<Semaphore>,
 }
 
-type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+pub type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
 impl Calls for Service {
@@ -110,9 +110,7 @@ impl Calls for Service {
     async fn volumes(&self, request: Request<ListAsk>) -> Result<Response<Self::VolumesStream>, Status> {
         let caller = self.cluster.caller(&request)?;
         let (namespace, mut after) = self.cluster.list_of(&caller, request.into_inner())?;
-        let place = self.lists.clone().try_acquire_owned().map_err(|_| {
-            ServerError::from(Error::new(Kind::RateLimited, "this server sends as many lists as it may"))
-        })?;
+        let place = self.place()?;
         let cluster = self.cluster.clone();
         let (sender, receiver) = mpsc::channel(1);
         tokio::spawn(async move {
@@ -142,6 +140,20 @@ impl Calls for Service {
 }
 
 impl Service {
+    /// Takes a place for a list, or refuses the list.
+    pub fn place(&self) -> Result<OwnedSemaphorePermit> {
+        let full = |_| Error::new(Kind::RateLimited, "this server sends as many lists as it may");
+        Ok(self.lists.clone().try_acquire_owned().map_err(full)?)
+    }
+
+    /// Ends a node's session with this server, if the node may have none. Other servers look at the nodes' rows every few seconds.
+    pub async fn end_if_over(&self, node: &str) {
+        let number = self.sessions.nodes().into_iter().find(|(of, _)| of == node).map(|(_, number)| number);
+        if let Some(number) = number {
+            end_if_over(&self.cluster, &self.sessions, node, number).await;
+        }
+    }
+
     /// Runs a session to its end, and says why it ended.
     async fn run(
         &self,
@@ -198,7 +210,7 @@ impl Service {
                     let replaced = || format!("node {node} has another session with this server");
                     return Some(over.unwrap_or_else(|_| ServerError::Unavailable(replaced())));
                 }
-                _ = presence.wait_for(is_over) => return Some(cut_off()),
+                _ = presence.wait_for(is_over) => return Some(ServerError::cut_off()),
                 () = sender.closed() => return None,
                 message = incoming.message() => message,
             };
@@ -207,7 +219,7 @@ impl Service {
                     let reported = tokio::select! {
                         reported = self.cluster.report(node, boot, plugins) => reported,
                         // Without etcd a report waits for longer than a session may go on.
-                        _ = presence.wait_for(is_over) => Err(cut_off()),
+                        _ = presence.wait_for(is_over) => Err(ServerError::cut_off()),
                     };
                     if let Err(error) = reported {
                         return Some(error);
@@ -225,8 +237,14 @@ impl Service {
     }
 }
 
-fn cut_off() -> ServerError {
-    ServerError::Unavailable("this server does not follow etcd now, or stops".into())
+/// Ends a session, if its node may have none any more.
+pub async fn end_if_over(cluster: &Cluster, sessions: &Sessions, node: &str, number: u64) {
+    match cluster.over(node).await {
+        Ok(None) => {}
+        Ok(Some(reason)) => sessions.end(node, number, reason),
+        // Without etcd all sessions end, by the presence.
+        Err(error) => tracing::warn!(node, %error, "the row of a node cannot be read"),
+    }
 }
 
 async fn hello(incoming: &mut Streaming<FromNode>) -> Result<Hello> {

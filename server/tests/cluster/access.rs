@@ -3,8 +3,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use csi_proto::cluster::v1::admin_client::AdminClient;
 use csi_proto::cluster::v1::cluster_client::ClusterClient;
-use csi_proto::cluster::v1::{ChangeAsk, ListAsk, ReleaseAsk, VolumeAsk};
+use csi_proto::cluster::v1::node_change::Change;
+use csi_proto::cluster::v1::{
+    Accept, BlockAsk, ChangeAsk, ListAsk, NodeAsk, NodeChange, NodesAsk, ReleaseAsk, ServersAsk, VolumeAsk,
+};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Status};
 
@@ -37,13 +41,9 @@ fn became<T>(result: Result<T, Status>) -> Became {
     }
 }
 
-/// Makes each call for the volume `data` of a namespace.
-async fn calls(
-    client: &ClusterClient<Channel>,
-    node: &str,
-    namespace: &str,
-) -> BTreeMap<&'static str, Became> {
-    let mut client = client.clone();
+/// Makes each call for the volume `data` of a namespace. The calls about nodes and servers are of no namespace.
+async fn calls(channel: &Channel, node: &str, namespace: &str) -> BTreeMap<&'static str, Became> {
+    let mut client = ClusterClient::new(channel.clone());
     let name = || (namespace.to_owned(), "data".to_owned());
     let mut found = BTreeMap::new();
     found.insert("session", became(open(&mut client, hello(node)).await));
@@ -75,10 +75,26 @@ async fn calls(
     let list = ListAsk { namespace: namespace.into(), ..ListAsk::default() };
     found.insert("volumes", became(client.volumes(list).await));
     found.insert("all volumes", became(client.volumes(ListAsk::default()).await));
+    let mut client = AdminClient::new(channel.clone());
+    found.insert("nodes", became(client.nodes(NodesAsk::default()).await));
+    // What was denied must not say whether there is such a node.
+    found.insert("node", became(client.node(NodeAsk { node: "n9".into() }).await));
+    let changes = [
+        (
+            "accept",
+            Some(Change::Accept(Accept { machine_id: "m".into(), journal_id: "j".into(), revision: 0 })),
+        ),
+        ("block", Some(Change::Block(BlockAsk::default()))),
+        ("another change", None),
+    ];
+    for (call, change) in changes {
+        found.insert(call, became(client.set_node(NodeChange { node: "n9".into(), change }).await));
+    }
+    found.insert("servers", became(client.servers(ServersAsk {}).await));
     found
 }
 
-const CALLS: [&str; 10] = [
+const CALLS: [&str; 16] = [
     "session",
     "claim",
     "claim for another",
@@ -89,7 +105,24 @@ const CALLS: [&str; 10] = [
     "volume",
     "volumes",
     "all volumes",
+    "nodes",
+    "node",
+    "accept",
+    "block",
+    "another change",
+    "servers",
 ];
+
+/// The calls about nodes and servers, of an identity that may make none of them.
+const NO_ADMIN: [Became; 6] = [Denied; 6];
+
+/// Returns what becomes of all calls: those of a namespace, and those about nodes and servers.
+fn all(of_namespace: [Became; 10], admin: [Became; 6]) -> [Became; 16] {
+    let mut all = [Denied; 16];
+    all[..10].copy_from_slice(&of_namespace);
+    all[10..].copy_from_slice(&admin);
+    all
+}
 
 #[tokio::test]
 async fn every_call_of_every_identity_is_as_granted() {
@@ -111,40 +144,67 @@ async fn every_call_of_every_identity_is_as_granted() {
         Some(site.authority.issue("server-only", "URI:csid://prod/node/n1", Purpose::Server, 30));
     let both = Some(site.authority.issue("both", "URI:csid://prod/server/s7", Purpose::Both, 30));
     let others = Some(foreign.issue("n1", "URI:csid://prod/node/n1", Purpose::Client, 30));
-    let none = [Denied; 10];
-    let no_connection = [NoConnection; 10];
+    let none = [Denied; 16];
+    let no_connection = [NoConnection; 16];
+    // n9 has never joined.
+    let admin = [Done, Decided, Decided, Decided, Decided, Done];
     // The calls of CALLS, in the namespace `default`; then those in `other`.
     let table = [
         (
             "node",
             of("csid://prod/node/n1"),
-            [Done, Decided, Denied, Done, Denied, Denied, Denied, Done, Done, Done],
-            [Done, Denied, Denied, Done, Denied, Denied, Denied, Denied, Denied, Done],
+            all([Done, Decided, Denied, Done, Denied, Denied, Denied, Done, Done, Done], NO_ADMIN),
+            all([Done, Denied, Denied, Done, Denied, Denied, Denied, Denied, Denied, Done], NO_ADMIN),
         ),
         (
             "node that may join alone",
             of("csid://prod/node/joins"),
-            [Done, Denied, Denied, Done, Denied, Denied, Denied, Denied, Denied, Denied],
-            [Done, Denied, Denied, Done, Denied, Denied, Denied, Denied, Denied, Denied],
+            all([Done, Denied, Denied, Done, Denied, Denied, Denied, Denied, Denied, Denied], NO_ADMIN),
+            all([Done, Denied, Denied, Done, Denied, Denied, Denied, Denied, Denied, Denied], NO_ADMIN),
         ),
         (
             "node without a grant",
             of("csid://prod/node/stranger"),
-            [Denied, Denied, Denied, Done, Denied, Denied, Denied, Denied, Denied, Denied],
-            [Denied, Denied, Denied, Done, Denied, Denied, Denied, Denied, Denied, Denied],
+            all([Denied, Denied, Denied, Done, Denied, Denied, Denied, Denied, Denied, Denied], NO_ADMIN),
+            all([Denied, Denied, Denied, Done, Denied, Denied, Denied, Denied, Denied, Denied], NO_ADMIN),
+        ),
+        (
+            "node with an operator's grants",
+            of("csid://prod/node/n-trusted"),
+            // `operator/all` has registered the volumes.
+            all([Done, Decided, Decided, Done, Done, Done, Denied, Done, Done, Done], NO_ADMIN),
+            all([Done, Denied, Decided, Done, Done, Done, Denied, Done, Done, Done], NO_ADMIN),
         ),
         (
             "operator with all grants",
             of("csid://prod/operator/all"),
             // It has no node of its own to claim for, and n9 has never joined.
-            [Denied, Decided, Decided, Denied, Done, Done, Done, Done, Done, Done],
-            [Denied, Decided, Decided, Denied, Done, Done, Done, Done, Done, Done],
+            all([Denied, Decided, Decided, Denied, Done, Done, Done, Done, Done, Done], admin),
+            all([Denied, Decided, Decided, Denied, Done, Done, Done, Done, Done, Done], admin),
         ),
         (
             "operator with one grant",
             of("csid://prod/operator/releases"),
-            [Denied, Denied, Denied, Denied, Done, Denied, Denied, Denied, Denied, Denied],
+            all([Denied, Denied, Denied, Denied, Done, Denied, Denied, Denied, Denied, Denied], NO_ADMIN),
             none,
+        ),
+        (
+            "operator who reads",
+            of("csid://prod/operator/reads"),
+            all(
+                [Denied, Denied, Denied, Denied, Denied, Denied, Denied, Done, Done, Done],
+                [Done, Decided, Denied, Denied, Denied, Done],
+            ),
+            all(
+                [Denied, Denied, Denied, Denied, Denied, Denied, Denied, Done, Done, Done],
+                [Done, Decided, Denied, Denied, Denied, Done],
+            ),
+        ),
+        (
+            "operator with grants in one namespace",
+            of("csid://prod/operator/local"),
+            all([Denied, Denied, Denied, Denied, Denied, Denied, Denied, Done, Done, Done], NO_ADMIN),
+            all([Denied, Denied, Denied, Denied, Denied, Denied, Denied, Denied, Denied, Done], NO_ADMIN),
         ),
         ("operator without a grant", of("csid://prod/operator/nobody"), none, none),
         ("operator called as a node", of("csid://prod/operator/n1"), none, none),
@@ -166,9 +226,10 @@ async fn every_call_of_every_identity_is_as_granted() {
             let node = match who {
                 "node that may join alone" => "joins",
                 "node without a grant" => "stranger",
+                "node with an operator's grants" => "n-trusted",
                 _ => "n1",
             };
-            let found = calls(&site.direct(0, pair.as_ref()), node, namespace).await;
+            let found = calls(&site.channel(0, pair.as_ref()), node, namespace).await;
             let due: BTreeMap<_, _> = CALLS.into_iter().zip(due).collect();
             assert_eq!(found, due, "{who}, namespace {namespace}");
         }

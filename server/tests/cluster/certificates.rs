@@ -42,6 +42,10 @@ impl Authority {
         self.path("ca.pem")
     }
 
+    pub fn key(&self) -> PathBuf {
+        self.path("ca.key")
+    }
+
     /// Issues a certificate with these subject alternative names, such as `URI:csid://prod/node/n1`. With 0 days it expires at once.
     pub fn issue(&self, file: &str, names: &str, purpose: Purpose, days: u32) -> Pair {
         let (key, request, extensions) =

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use csi_proto::cluster::v1::admin_client::AdminClient;
 use csi_proto::cluster::v1::cluster_client::ClusterClient;
 use csi_proto::cluster::v1::{
     Attaches, Capability, ChangeAsk, ClaimAsk, Failure, FromNode, Hello, Owed, PluginReport, Plugins,
@@ -52,7 +53,32 @@ may = ["join"]
 [[grant]]
 who = "operator/all"
 namespaces = ["*"]
-may = ["read", "register", "claim-for", "release-others", "fence"]
+may = ["read", "register", "claim-for", "release-others", "fence", "admit"]
+
+[[grant]]
+who = "operator/anna"
+namespaces = ["*"]
+may = ["read", "admit"]
+
+[[grant]]
+who = "operator/second"
+namespaces = ["*"]
+may = ["read", "admit"]
+
+[[grant]]
+who = "operator/reads"
+namespaces = ["*"]
+may = ["read"]
+
+[[grant]]
+who = "operator/local"
+namespaces = ["default"]
+may = ["read", "admit", "cluster"]
+
+[[grant]]
+who = "node/n-trusted"
+namespaces = ["*"]
+may = ["read", "register", "claim-for", "release-others", "fence", "admit", "cluster"]
 
 [[grant]]
 who = "operator/releases"
@@ -164,6 +190,10 @@ pub fn server_program() -> PathBuf {
     program("csid-server")
 }
 
+pub fn csictl_program() -> PathBuf {
+    program("csictl")
+}
+
 pub fn link_program() -> PathBuf {
     program("csid-link")
 }
@@ -262,13 +292,24 @@ impl Site {
 
     /// Returns a client that talks to a server itself. `None`: it has no certificate.
     pub fn direct(&self, server: usize, pair: Option<&Pair>) -> ClusterClient<Channel> {
+        ClusterClient::new(self.channel(server, pair))
+    }
+
+    /// Returns a connection to a server. `None`: the caller has no certificate.
+    pub fn channel(&self, server: usize, pair: Option<&Pair>) -> Channel {
         let mut tls = ClientTlsConfig::new()
             .ca_certificate(Certificate::from_pem(fs::read(self.authority.certificate()).unwrap()));
         if let Some(Pair { certificate, key }) = pair {
             tls = tls.identity(Identity::from_pem(fs::read(certificate).unwrap(), fs::read(key).unwrap()));
         }
         let endpoint = Endpoint::from_shared(format!("https://{}", self.addresses[server])).unwrap();
-        ClusterClient::new(endpoint.tls_config(tls).unwrap().timeout(ANSWER).connect_lazy())
+        endpoint.tls_config(tls).unwrap().timeout(ANSWER).connect_lazy()
+    }
+
+    /// Returns a client of an operator for the calls about nodes and servers.
+    pub fn admin(&self, server: usize, name: &str) -> AdminClient<Channel> {
+        let pair = self.client_pair(&format!("csid://prod/operator/{name}"));
+        AdminClient::new(self.channel(server, Some(&pair)))
     }
 
     /// Returns a client of an operator.

@@ -1,0 +1,440 @@
+//! Nodes as operators see and change them. A change is a transaction on the revision of the node's row.
+
+use std::collections::HashMap;
+
+use csi_proto::cluster::v1::node_change::Change;
+use csi_proto::cluster::v1::{
+    Accept, Attaches, Block, BlockAsk, Machine, NodeChange, NodePage, NodeRow as Shown, NodeSession,
+    PluginReport,
+};
+use csi_proto::identity::{Identity, is_member_name};
+use csid::error::shortened;
+use csid::{Error, Kind};
+use csid_etcd::{EtcdError, RowKey, Rows, Write, Written};
+
+use crate::cluster::{Cluster, is_in_state, node_guard, not_joined};
+use crate::failure::{Result, ServerError};
+use crate::grants::May;
+use crate::rows::{self, BlockRow, NodeRow, NodeState, Read, ServerRow, SessionRow};
+use crate::time::now_usec;
+
+/// Nodes of a page. Each has 64 plugins at most, so a page has less than 1 MiB.
+const NODES: i64 = 100;
+/// Sessions that are read together.
+const SESSIONS: i64 = 1000;
+/// Servers that are read at most.
+pub const SERVERS: i64 = 100;
+/// Tries of a change that others are faster with.
+const TRIES: usize = 16;
+/// The limit of a reason, in bytes.
+const REASON: usize = 256;
+
+/// The sessions of nodes by the node's name, as operators see them.
+type Sessions = HashMap<String, Vec<NodeSession>>;
+
+/// The place of a list of nodes.
+pub struct NodeList {
+    after: String,
+    sessions: Sessions,
+}
+
+impl Cluster {
+    /// Begins a list of the nodes after one. An empty name is before all nodes.
+    pub async fn list_nodes(&self, after: String) -> Result<NodeList> {
+        if !after.is_empty() {
+            check_node(&after)?;
+        }
+        let sessions = self.while_here(self.all_sessions()).await?;
+        Ok(NodeList { after, sessions })
+    }
+
+    /// Returns the next page of a list. `None`: there are no more nodes.
+    pub async fn next_nodes(&self, list: &mut NodeList) -> Result<Option<NodePage>> {
+        let of = Rows::Nodes { after: list.after.clone() };
+        let found = self.while_here(async { Ok(self.rows.list(&of, NODES).await?) }).await?;
+        let mut nodes = Vec::new();
+        for (key, row) in &found {
+            let RowKey::Node(node) = key else { continue };
+            let row = rows::read(key, row)?;
+            let sessions = list.sessions.remove(node).unwrap_or_default();
+            let claims = self.while_here(self.count_claims(node)).await?;
+            list.after.clone_from(node);
+            nodes.push(shown(node, &row, sessions, claims));
+        }
+        Ok((!nodes.is_empty()).then_some(NodePage { nodes }))
+    }
+
+    /// Returns one node.
+    pub async fn show_node(&self, node: &str) -> Result<Shown> {
+        check_node(node)?;
+        self.while_here(async {
+            let row = self.node_now(node).await?.ok_or_else(|| not_joined(node))?;
+            let addresses = self.addresses().await?;
+            let of = Rows::Sessions { node: node.to_owned() };
+            let mut sessions = Sessions::new();
+            for (key, row) in self.rows.list(&of, SESSIONS).await? {
+                add_session(&mut sessions, &addresses, &key, &rows::read(&key, &row)?);
+            }
+            let sessions = sessions.remove(node).unwrap_or_default();
+            Ok(shown(node, &row, sessions, self.count_claims(node).await?))
+        })
+        .await
+    }
+
+    /// Changes a node's row, unless it is as wanted already.
+    pub async fn set_node(&self, caller: &Identity, ask: NodeChange) -> Result<()> {
+        self.require_operator(caller, May::Admit)?;
+        let NodeChange { node, change } = ask;
+        check_node(&node)?;
+        let unknown = || Error::new(Kind::NotSupported, "this server does not know the change");
+        let change = change.ok_or_else(unknown)?;
+        check(&change)?;
+        let mut open = false;
+        for _ in 0..TRIES {
+            match self.try_set_node(caller, &node, &change).await {
+                Ok(Tried::Done) => return Ok(()),
+                Ok(Tried::Again { open: now }) => open |= now,
+                Err(error) if open && error.is_unavailable() => return Err(uncertain(&node)),
+                Err(error) => return Err(error),
+            }
+        }
+        Err(Error::new(Kind::Busy, format!("the row of node {node} changed {TRIES} times meanwhile")).into())
+    }
+
+    async fn try_set_node(&self, caller: &Identity, node: &str, change: &Change) -> Result<Tried> {
+        let present = self.while_here(self.node_now(node)).await?.ok_or_else(|| not_joined(node))?;
+        let after = match change {
+            Change::Accept(accept) => accepted(node, &present, accept)?,
+            Change::Block(ask) => blocked(&present.value, ask, caller),
+        };
+        let Some(after) = after else { return Ok(Tried::Done) };
+        let is_other =
+            after.machine_id != present.value.machine_id || after.journal_id != present.value.journal_id;
+        // A session that begins meanwhile writes the node's row.
+        if is_other && self.while_here(self.has_sessions(node)).await? {
+            let text = format!("node {node} has a session of the machine that has joined");
+            return Err(Error::new(Kind::Busy, text).into());
+        }
+        let tried = self.write_node(node, &present, &after).await?;
+        if let Tried::Done = tried {
+            match change {
+                Change::Accept(Accept { machine_id, .. }) => {
+                    tracing::warn!(%caller, node, machine_id, "a node was accepted");
+                }
+                Change::Block(BlockAsk { reason }) => {
+                    tracing::warn!(%caller, node, reason, "a node was blocked");
+                }
+            }
+        }
+        Ok(tried)
+    }
+
+    async fn write_node(&self, node: &str, before: &Read<NodeRow>, after: &NodeRow) -> Result<Tried> {
+        let here = self.presence.here()?;
+        let key = RowKey::Node(node.to_owned());
+        let write = Write { value: Some(rows::write(&key, after)?), key: key.clone(), lease: 0 };
+        let guards = [node_guard(node, before), here.guard()];
+        let written = self.while_here(async { Ok(self.rows.write(&guards, vec![write]).await?) }).await;
+        self.forget(&key);
+        match written {
+            Ok(Written::Done { .. }) => Ok(Tried::Done),
+            Ok(Written::Refused(RowKey::Server(_))) => {
+                Err(ServerError::Unavailable("this server's row in etcd is gone".into()))
+            }
+            Ok(Written::Refused(_)) => Ok(Tried::Again { open: false }),
+            Ok(Written::Unknown) => Ok(Tried::Again { open: true }),
+            Err(error @ ServerError::Etcd(EtcdError::Full)) => Err(error),
+            // etcd may have the change, or get it yet.
+            Err(error) if error.is_unavailable() => Err(uncertain(node)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Returns a node that was changed.
+    pub async fn changed_node(&self, node: &str) -> Result<Shown> {
+        let shown = self.show_node(node).await;
+        // Without the answer nobody knows that it was changed.
+        shown.map_err(|error| if error.is_unavailable() { uncertain(node) } else { error })
+    }
+
+    async fn has_sessions(&self, node: &str) -> Result<bool> {
+        Ok(!self.rows.list(&Rows::Sessions { node: node.to_owned() }, 1).await?.is_empty())
+    }
+
+    async fn count_claims(&self, node: &str) -> Result<u64> {
+        Ok(u64::try_from(self.registry.claims_of(node).await?).unwrap_or(u64::MAX))
+    }
+
+    /// Returns the addresses of the servers that run, by their IDs.
+    async fn addresses(&self) -> Result<HashMap<String, String>> {
+        let mut addresses = HashMap::new();
+        for (key, row) in self.rows.list(&Rows::Servers, SERVERS).await? {
+            if let RowKey::Server(id) = &key {
+                addresses.insert(id.clone(), rows::read::<ServerRow>(&key, &row)?.value.address);
+            }
+        }
+        Ok(addresses)
+    }
+
+    async fn all_sessions(&self) -> Result<Sessions> {
+        let addresses = self.addresses().await?;
+        let mut sessions = Sessions::new();
+        let mut of = Rows::AllSessions { node: String::new(), server: String::new() };
+        loop {
+            let found = self.rows.list(&of, SESSIONS).await?;
+            for (key, row) in &found {
+                add_session(&mut sessions, &addresses, key, &rows::read(key, row)?);
+            }
+            match found.into_iter().next_back() {
+                Some((RowKey::Session { node, server }, _)) => of = Rows::AllSessions { node, server },
+                _ => return Ok(sessions),
+            }
+        }
+    }
+}
+
+fn add_session(
+    sessions: &mut Sessions,
+    addresses: &HashMap<String, String>,
+    key: &RowKey,
+    row: &Read<SessionRow>,
+) {
+    if let RowKey::Session { node, server } = key {
+        sessions.entry(node.clone()).or_default().push(NodeSession {
+            server: server.clone(),
+            address: addresses.get(server).cloned().unwrap_or_default(),
+            since_usec: row.value.since_usec,
+        });
+    }
+}
+
+/// Returns a node's row as operators see it.
+fn shown(node: &str, row: &Read<NodeRow>, sessions: Vec<NodeSession>, claims: u64) -> Shown {
+    let NodeRow { journal_id, machine_id, boot, state, plugins, other, block, rest: _ } = &row.value;
+    let plugins = plugins.iter().map(|(plugin, of)| {
+        let attaches = match of.attaches {
+            None => Attaches::Unknown,
+            Some(true) => Attaches::Yes,
+            Some(false) => Attaches::No,
+        };
+        PluginReport { plugin: plugin.clone(), attaches: attaches.into() }
+    });
+    Shown {
+        node: node.to_owned(),
+        state: state.word().to_owned(),
+        machine: Some(Machine {
+            machine_id: machine_id.clone(),
+            journal_id: journal_id.clone(),
+            boot: boot.clone(),
+            refused_usec: 0,
+        }),
+        sessions,
+        plugins: plugins.collect(),
+        claims,
+        other: other.as_ref().map(|other| Machine {
+            machine_id: other.machine_id.clone(),
+            journal_id: other.journal_id.clone(),
+            boot: other.boot.clone(),
+            refused_usec: other.since_usec,
+        }),
+        block: block.as_ref().map(|block| Block {
+            by: block.by.clone(),
+            reason: block.reason.clone(),
+            since_usec: block.since_usec,
+        }),
+        revision: row.revision,
+    }
+}
+
+/// What a try of a change has done.
+enum Tried {
+    /// The row is as wanted.
+    Done,
+    /// The row has to be read again. `open`: this try may have changed it.
+    Again { open: bool },
+}
+
+fn uncertain(node: &str) -> ServerError {
+    let text = format!("etcd did not answer whether the row of node {node} was changed");
+    Error::new(Kind::Uncertain, text).into()
+}
+
+/// Checks the name of a node.
+fn check_node(node: &str) -> Result<()> {
+    match is_member_name(node) {
+        true => Ok(()),
+        false => Err(Error::invalid(format!("{:?} is not the name of a node", shortened(node))).into()),
+    }
+}
+
+/// Checks what a change says.
+fn check(change: &Change) -> Result<()> {
+    match change {
+        Change::Accept(accept) => {
+            csid::volume::rules::check_name("machine-id", &accept.machine_id)?;
+            csid::volume::rules::check_name("journal-id", &accept.journal_id)?;
+        }
+        Change::Block(BlockAsk { reason }) if reason.len() > REASON || reason.contains(char::is_control) => {
+            let size = reason.len();
+            let text =
+                format!("reason has {size} bytes or a control character, and the limit is {REASON} bytes");
+            return Err(Error::invalid(text).into());
+        }
+        Change::Block(_) => {}
+    }
+    Ok(())
+}
+
+/// Returns the row of a node that an operator blocks. `None`: it is blocked.
+fn blocked(present: &NodeRow, ask: &BlockAsk, caller: &Identity) -> Option<NodeRow> {
+    if present.state == NodeState::Blocked {
+        return None;
+    }
+    let block = BlockRow {
+        by: caller.to_string(),
+        reason: ask.reason.clone(),
+        since_usec: now_usec(),
+        before: present.state,
+        rest: Default::default(),
+    };
+    // What has asked to join until now is not what an operator accepts later.
+    Some(NodeRow { state: NodeState::Blocked, block: Some(block), other: None, ..present.clone() })
+}
+
+/// Returns the row of a node whose machine an operator accepts. `None`: it is accepted.
+fn accepted(node: &str, present: &Read<NodeRow>, accept: &Accept) -> Result<Option<NodeRow>> {
+    let row = &present.value;
+    let is_own = (&row.machine_id, &row.journal_id) == (&accept.machine_id, &accept.journal_id);
+    let is_blocked = row.state == NodeState::Blocked;
+    if row.state == NodeState::Fenced {
+        return Err(is_in_state(node, row.state));
+    }
+    if is_own && !is_blocked {
+        return Ok(None);
+    }
+    if accept.revision != 0 && accept.revision != present.revision {
+        let text = format!(
+            "the row of node {node} has changed: the operator has seen revision {}, and etcd has {}",
+            accept.revision, present.revision
+        );
+        return Err(Error::new(Kind::Busy, text).into());
+    }
+    let state = match &row.block {
+        Some(block) if is_blocked => block.before,
+        None if is_blocked => NodeState::Ready,
+        _ => row.state,
+    };
+    if is_own {
+        return Ok(Some(NodeRow { state, block: None, ..row.clone() }));
+    }
+    let is_asked = |other: &&rows::OtherMachine| {
+        (&other.machine_id, &other.journal_id) == (&accept.machine_id, &accept.journal_id)
+    };
+    let Some(other) = row.other.as_ref().filter(is_asked) else {
+        let text = format!(
+            "node {node}: no machine {} with the journal {} has asked to join",
+            shortened(&accept.machine_id),
+            shortened(&accept.journal_id)
+        );
+        return Err(Error::not_found(text).into());
+    };
+    Ok(Some(NodeRow {
+        machine_id: other.machine_id.clone(),
+        journal_id: other.journal_id.clone(),
+        // Calls of the earlier machine name another boot, and are refused.
+        boot: other.boot.clone(),
+        state,
+        plugins: Default::default(),
+        other: None,
+        block: None,
+        rest: row.rest.clone(),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use csi_proto::identity::Role;
+
+    use super::*;
+    use crate::rows::OtherMachine;
+
+    fn row(state: NodeState) -> Read<NodeRow> {
+        let value = NodeRow {
+            journal_id: "j1".into(),
+            machine_id: "m1".into(),
+            boot: "b1".into(),
+            state,
+            plugins: [("p".to_owned(), Default::default())].into(),
+            other: None,
+            block: None,
+            rest: Default::default(),
+        };
+        Read { value, revision: 7 }
+    }
+
+    fn asked(state: NodeState) -> Read<NodeRow> {
+        let other = OtherMachine {
+            journal_id: "j2".into(),
+            machine_id: "m2".into(),
+            boot: "b2".into(),
+            since_usec: 1,
+            rest: Default::default(),
+        };
+        let Read { value, revision } = row(state);
+        Read { value: NodeRow { other: Some(other), ..value }, revision }
+    }
+
+    fn accept(n: u32, revision: u64) -> Accept {
+        Accept { machine_id: format!("m{n}"), journal_id: format!("j{n}"), revision }
+    }
+
+    fn operator() -> Identity {
+        Identity { cluster: "prod".into(), role: Role::Operator, name: "a".into() }
+    }
+
+    #[test]
+    fn accepted_node_has_its_state_of_before_the_block() {
+        for state in [NodeState::Ready, NodeState::Draining, NodeState::Fenced] {
+            let ask = BlockAsk { reason: "stolen".into() };
+            let after = blocked(&asked(state).value, &ask, &operator()).unwrap();
+            assert_eq!((after.state, after.other.is_none()), (NodeState::Blocked, true));
+            assert_eq!(after.block.as_ref().unwrap().by, "operator/a");
+            assert!(blocked(&after, &ask, &operator()).is_none(), "the first block stays");
+            let after = accepted("n", &Read { value: after, revision: 8 }, &accept(1, 8)).unwrap().unwrap();
+            assert_eq!((after.state, after.block), (state, None));
+        }
+        let by_hand = accepted("n", &row(NodeState::Blocked), &accept(1, 0)).unwrap().unwrap();
+        assert_eq!(by_hand.state, NodeState::Ready);
+    }
+
+    #[test]
+    fn accepted_machine_is_the_node_with_its_boot() {
+        let after = accepted("n", &asked(NodeState::Ready), &accept(2, 7)).unwrap().unwrap();
+        assert_eq!([&*after.machine_id, &after.journal_id, &after.boot], ["m2", "j2", "b2"]);
+        assert!(after.other.is_none() && after.plugins.is_empty());
+        let again = accepted("n", &Read { value: after, revision: 8 }, &accept(2, 7)).unwrap();
+        assert!(again.is_none(), "the same acceptance again changes nothing");
+    }
+
+    #[test]
+    fn acceptance_of_an_old_row_is_refused() {
+        let kind = |present: &Read<NodeRow>, accept: Accept| match accepted("n", present, &accept) {
+            Err(ServerError::Refused(error)) => error.kind,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(kind(&asked(NodeState::Ready), accept(2, 6)), Kind::Busy);
+        assert_eq!(kind(&row(NodeState::Blocked), accept(1, 6)), Kind::Busy);
+        assert_eq!(kind(&asked(NodeState::Ready), accept(3, 7)), Kind::NotFound);
+        assert_eq!(kind(&row(NodeState::Ready), accept(2, 0)), Kind::NotFound);
+        assert_eq!(kind(&asked(NodeState::Fenced), accept(2, 7)), Kind::Busy);
+        let mixed = Accept { journal_id: "j1".into(), ..accept(2, 7) };
+        assert_eq!(kind(&asked(NodeState::Ready), mixed), Kind::NotFound);
+    }
+
+    #[test]
+    fn long_or_strange_reason_is_refused() {
+        let is_good = |reason: &str| check(&Change::Block(BlockAsk { reason: reason.into() })).is_ok();
+        assert!(is_good("") && is_good(&"a".repeat(REASON)));
+        assert!(!is_good(&"a".repeat(REASON + 1)) && !is_good("a\u{1b}[2J"));
+    }
+}
