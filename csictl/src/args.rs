@@ -1,15 +1,17 @@
 //! The command line: commands and options, and their meaning in the contract.
 
+mod cluster;
 mod common;
 mod plugin;
 mod volume;
 
 use std::{path::PathBuf, str::FromStr, time::Duration};
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand, error::ErrorKind};
 use clap_complete::Shell;
 use csid_client::{AccessMode, Propagation, Restore, Target};
 
+pub use cluster::{Accept, Block, Node, Server};
 pub use common::{Deadline, Name, Pair, Wait, span};
 pub use plugin::{
     Capacity, DeleteSnapshot, Drain, Exec, Logs, Plugin, PluginWait, Register, Snapshots, Top, Upgrade,
@@ -45,8 +47,15 @@ pub struct Cli {
     #[arg(long, global = true, display_order = 902)]
     bus: bool,
 
+    /// Ask the cluster's servers as an operator, whose keys this file names
+    ///
+    /// `csictl node` and `csictl server` do that anyway. Without FILE it is $CSID_OPERATOR, or ~/.config/csid/operator.toml.
+    #[arg(long, global = true, display_order = 903, value_name = "FILE", require_equals = true, conflicts_with_all = ["csid_socket", "bus"])]
+    #[allow(clippy::option_option, reason = "the option may stand without a file")]
+    operator: Option<Option<PathBuf>>,
+
     /// Show more: what doctor found in order, and what a command waits for where standard error is no terminal
-    #[arg(long, short, global = true, display_order = 903)]
+    #[arg(long, short, global = true, display_order = 904)]
     pub verbose: bool,
 
     #[command(subcommand)]
@@ -54,6 +63,23 @@ pub struct Cli {
 }
 
 impl Cli {
+    /// Returns the operator's file that the command line names.
+    pub fn operator(&self) -> Option<PathBuf> {
+        self.operator.clone().flatten()
+    }
+
+    /// Refuses an operator's options for a command that asks csid.
+    pub fn check(&self) -> Result<(), clap::Error> {
+        match self.command {
+            Command::Node(_) | Command::Server(_) => Ok(()),
+            _ if self.operator.is_none() => Ok(()),
+            _ => Err(Cli::command().error(
+                ErrorKind::ArgumentConflict,
+                "--operator is for `csictl node` and `csictl server` alone; other commands ask csid on this host",
+            )),
+        }
+    }
+
     pub fn target(&self) -> Target {
         match &self.csid_socket {
             Some(path) => Target::Socket(path.clone()),
@@ -105,6 +131,12 @@ pub enum Command {
     /// keeps the mount like one that it made: `csictl unmount` unpublishes and unstages it at these paths. Repeating the
     /// command is safe.
     AdoptMount(Box<AdoptMount>),
+    /// List, show, accept, block nodes of a cluster, as an operator: csictl asks the cluster's servers
+    #[command(subcommand)]
+    Node(Node),
+    /// List the servers of a cluster, as an operator
+    #[command(subcommand)]
+    Server(Server),
     /// List mounts
     Mounts(Mounts),
     /// Check whether a published path is mounted
@@ -342,13 +374,30 @@ pub struct Reconcile {
 
 #[cfg(test)]
 mod tests {
-    use clap::{CommandFactory, error::ErrorKind};
-
     use super::*;
 
     #[test]
     fn the_command_line_is_sound() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn operator_is_for_commands_to_servers_alone() {
+        let parse = |line: &str| Cli::try_parse_from(line.split(' ')).unwrap();
+        for (line, file) in [
+            ("csictl node list", None),
+            ("csictl --operator node list", None),
+            ("csictl --operator=a.toml server list", Some("a.toml")),
+            ("csictl node show n1 --operator=a.toml", Some("a.toml")),
+        ] {
+            let cli = parse(line);
+            assert!(cli.check().is_ok() && cli.operator() == file.map(PathBuf::from), "{line}");
+        }
+        assert!(parse("csictl status").check().is_ok());
+        for line in ["csictl --operator status", "csictl --operator=a.toml volume list"] {
+            let refused = parse(line).check().map_err(|error| error.kind());
+            assert_eq!(refused, Err(ErrorKind::ArgumentConflict), "{line}");
+        }
     }
 
     #[test]
@@ -373,6 +422,9 @@ mod tests {
             "plugin delete-snapshot p",
             "snapshots",
             "--bus --csid-socket /s status",
+            "--bus --operator node list",
+            "node accept",
+            "node block",
         ];
         for line in wrong {
             let error = Cli::try_parse_from(["csictl"].into_iter().chain(line.split(' '))).map(|_| ());

@@ -3,7 +3,9 @@
 mod common;
 mod events;
 mod exec;
+mod node;
 mod plugin;
+mod server;
 mod spec;
 mod stats;
 mod volume;
@@ -23,6 +25,7 @@ use crate::{
     helpers::fstab::faults,
     hints::Tried,
     installed,
+    operator::Servers,
     output::{self, plain, print, print_json},
     shell::quoted,
     wait,
@@ -43,6 +46,7 @@ pub async fn run(cli: Cli) -> Result<ExitCode, Failure> {
 async fn dispatch(cli: Cli, tried: &mut Tried) -> anyhow::Result<ExitCode> {
     let json = cli.json;
     let target = cli.target();
+    let operator = cli.operator();
     let connect = || Client::connect(&target);
     match cli.command {
         Command::Status => status(&connect().await?, json).await?,
@@ -64,6 +68,10 @@ async fn dispatch(cli: Cli, tried: &mut Tried) -> anyhow::Result<ExitCode> {
             mount(&connect().await?, args, adopted, json, tried).await?
         }
         Command::Unmount(args) => unmount(&connect().await?, args, json, tried).await?,
+        Command::Node(command) => node::node(&Servers::open(operator, json)?, command, json, tried).await?,
+        Command::Server(command) => {
+            server::server(&Servers::open(operator, json)?, command, json, tried).await?
+        }
         Command::Mounts(args) => mounts(&connect().await?, args, json, tried).await?,
         Command::HasMount { path } => {
             tried.command = "has-mount";

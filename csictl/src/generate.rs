@@ -24,7 +24,7 @@ pub fn man(directory: &Path) -> io::Result<()> {
     main_page(command, &mut File::create(directory.join("csictl.1"))?)
 }
 
-const EXAMPLES: [(&str, &str); 6] = [
+const EXAMPLES: [(&str, &str); 7] = [
     (
         "Make a volume with csid's own driver, mount it for a job, and use it:",
         "id=$(csi-local create data --size 1G)\n\
@@ -48,6 +48,11 @@ const EXAMPLES: [(&str, &str); 6] = [
     ),
     ("Follow events as JSON:", "csictl events --follow --json"),
     ("Cancel an operation that hangs:", "csictl operations\ncsictl cancel ID"),
+    (
+        "See the nodes of a cluster, and block one whose key was stolen:",
+        "csictl node list\n\
+         csictl node block db-1 --reason theft",
+    ),
 ];
 
 const EXIT: [(&str, &str); 7] = [
@@ -88,15 +93,21 @@ fn main_page(command: Command, out: &mut dyn io::Write) -> io::Result<()> {
     roff.control("TP", []).text([bold("CSID_SOCKET")]).text([roman(
         "The private socket, if neither --csid-socket nor --bus is given. csictl then tries no other way.",
     )]);
+    roff.control("TP", []).text([bold("CSID_OPERATOR")]).text([roman(
+        "The file of an operator, if --operator=FILE is not given: servers, ca, certificate and key.",
+    )]);
     roff.control("TP", [])
         .text([bold("DBUS_SYSTEM_BUS_ADDRESS")])
         .text([roman("The system bus, as for every D-Bus program.")]);
     roff.control("SH", ["FILES"]);
     roff.control("TP", []).text([bold("/run/csid/csid.sock")]).text([roman("csid's private socket.")]);
     roff.control("TP", [])
+        .text([bold("~/.config/csid/operator.toml")])
+        .text([roman("The file of an operator. /usr/share/doc/csid/docs/cluster.md describes it.")]);
+    roff.control("TP", [])
         .text([bold("/usr/share/doc/csid/docs/troubleshooting.md")])
         .text([roman("States and errors, their meanings, and what ends them.")]);
-    roff.control("SH", ["SEE ALSO"]).text([roman("csid(8), systemctl(1), journalctl(1)")]);
+    roff.control("SH", ["SEE ALSO"]).text([roman("csid(8), csid-server(8), systemctl(1), journalctl(1)")]);
     roff.to_writer(out)
 }
 
@@ -119,6 +130,8 @@ mod tests {
             "csictl-claim.1",
             "csictl-plugin-register.1",
             "csictl-events.1",
+            "csictl-node-accept.1",
+            "csictl-server-list.1",
         ] {
             assert!(directory.path().join(page).exists(), "{page}");
         }

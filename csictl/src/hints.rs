@@ -7,6 +7,7 @@ pub use self::common::Tried;
 pub use self::explained::explained;
 pub use self::helper::of_helper;
 use self::obstacle::by_obstacle;
+pub use self::operator::of_operator;
 pub use self::plugin::{DRAINED, unhealthy};
 use self::steps::{DISABLED, FORGET, LIMIT, QUEUED, TOPOLOGY, WAITING};
 use self::text::obstructed;
@@ -16,6 +17,7 @@ mod common;
 mod explained;
 mod helper;
 mod obstacle;
+mod operator;
 mod plugin;
 #[cfg(test)]
 mod samples;

@@ -1,4 +1,4 @@
-//! csictl: one call of csid's contract per command. It prints the answer for people or, with `--json`, for programs. It keeps no state.
+//! csictl: one call of csid's contract per command, or of a cluster's servers for an operator. It prints the answer for people or, with `--json`, for programs. It keeps no state.
 //! An operation that it starts continues in csid if csictl is interrupted.
 
 mod args;
@@ -8,6 +8,7 @@ mod generate;
 mod helpers;
 mod hints;
 mod installed;
+mod operator;
 mod output;
 mod shell;
 mod wait;
@@ -18,6 +19,7 @@ use args::{Cli, Command, Plugin, Volume};
 use clap::Parser;
 use commands::Failure;
 use helpers::Helper;
+use operator::OperatorError;
 use serde_json::json;
 
 /// Exit codes, documented in csictl(1). clap uses 2.
@@ -33,6 +35,9 @@ async fn main() -> ExitCode {
         return helper.run(words.collect()).await;
     }
     let cli = Cli::parse();
+    if let Err(error) = cli.check() {
+        error.exit();
+    }
     let failed = match &cli.command {
         Command::HasMount { .. } => UNKNOWN,
         Command::Volume(volume) if matches!(**volume, Volume::Validate { .. }) => UNKNOWN,
@@ -56,19 +61,27 @@ fn report(failure: &Failure, json: bool) {
     let client = failure.error.downcast_ref::<csid_client::Error>();
     let csid = client.and_then(csid_client::Error::csid);
     let interrupted = failure.error.downcast_ref::<wait::Interrupted>();
+    let operator = failure.error.downcast_ref::<OperatorError>();
     let hint = match interrupted {
         Some(wait) => Some(format!(
             "To see it: `csictl operations`. To cancel it: `csictl cancel {}`.",
             shell::quoted(&wait.operation)
         )),
-        None => client.and_then(|error| hints::hint(error, &failure.tried)),
+        None => match operator {
+            Some(error) => hints::of_operator(error, &failure.tried),
+            None => client.and_then(|error| hints::hint(error, &failure.tried)),
+        },
     };
     if json {
         let message = csid.map_or_else(|| format!("{:#}", failure.error), |error| error.message.clone());
+        let details = match operator {
+            Some(error) => Some(json!({ "retryable": error.is_retryable(), "servers": error.skipped() })),
+            None => csid.map(|error| json!(error.details)),
+        };
         let error = json!({
-            "error": client.map(name),
+            "error": client.map(name).or(operator.map(OperatorError::name)),
             "message": message,
-            "details": csid.map(|error| &error.details),
+            "details": details,
             "operation-id": failure.tried.operation,
             "hint": hint,
         });

@@ -1,5 +1,6 @@
 //! Output: plain tables for people, or JSON with the contract's names for programs.
 
+mod cluster;
 mod plugin;
 mod stats;
 mod text;
@@ -13,10 +14,11 @@ use std::{
 use csid_client::{Event, Manager, MountRow, OperationRow, PluginRow, ReconcileReport};
 use serde_json::{Map, Value, json};
 
+pub use cluster::{node, node_json, nodes, notes_of_servers, servers, servers_json};
 pub use plugin::{Consumer, drained, external_volumes, plugin, plugins, snapshots};
 pub use stats::{Used, plugin_stats, top};
-use text::{cut, facts, seconds, table, timestamp};
-pub use text::{json_line, lines, plain, print, print_json};
+use text::{cut, facts, seconds, table};
+pub use text::{json_line, lines, plain, print, print_json, timestamp};
 pub use volume::{claimed, claims, explanation, size, stats, volume, volumes};
 
 pub struct Status {

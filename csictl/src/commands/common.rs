@@ -61,10 +61,15 @@ pub fn secrets(path: &Path) -> anyhow::Result<Secrets> {
 
 /// Asks for the name again, from the command line or typed, because the command cannot be undone.
 pub fn confirmed(name: &str, given: &Option<String>, what: &str) -> anyhow::Result<()> {
+    confirmed_by("--yes", name, given, what)
+}
+
+/// Asks for the name again, which `option` gives on the command line.
+pub fn confirmed_by(option: &str, name: &str, given: &Option<String>, what: &str) -> anyhow::Result<()> {
     let typed = match given {
         Some(typed) => typed.clone(),
         None if !io::stdin().is_terminal() => {
-            bail!("{what} To confirm it on the command line: --yes {}", quoted(name));
+            bail!("{what} To confirm it on the command line: {option} {}", quoted(name));
         }
         None => {
             eprint!("{what}\nType {} to continue: ", plain(name));

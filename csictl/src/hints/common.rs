@@ -10,6 +10,8 @@ pub struct Tried {
     pub mount: Option<String>,
     /// `NAMESPACE VOLUME`, quoted for a shell.
     pub volume: Option<String>,
+    /// A node of a cluster.
+    pub node: Option<String>,
     pub operation: Option<String>,
 }
 

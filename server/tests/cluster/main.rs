@@ -11,5 +11,7 @@ mod failures;
 mod far_end;
 mod joins;
 mod lies;
+mod operator_failures;
+mod operators;
 mod program;
 mod site;

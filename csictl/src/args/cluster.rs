@@ -1,0 +1,47 @@
+//! Arguments of the commands about a cluster's nodes and servers.
+
+use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
+
+#[derive(Subcommand)]
+pub enum Node {
+    /// List the nodes of the cluster, with the servers that they have joined
+    List,
+    /// Show one node
+    Show {
+        #[arg(value_parser = NonEmptyStringValueParser::new())]
+        node: String,
+    },
+    /// Accept another machine as a node, or a node that is blocked
+    ///
+    /// A machine that has the node's certificate, and another machine ID or journal than the node, is refused until it is accepted. It
+    /// takes the node's claims over. So the earlier machine has to be off: else two machines may write to a volume.
+    Accept(Accept),
+    /// Block a node: end its sessions, and refuse all its calls
+    ///
+    /// Its claims stay, and its mounts. `csictl node accept` ends it.
+    Block(Block),
+}
+
+#[derive(Args)]
+pub struct Accept {
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
+    pub node: String,
+    /// Do not ask: the ID of the machine that is meant, as its /etc/machine-id has it
+    #[arg(long, value_name = "ID")]
+    pub machine_id: Option<String>,
+}
+
+#[derive(Args)]
+pub struct Block {
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
+    pub node: String,
+    /// Why, for `csictl node show`; at most 256 bytes
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    pub reason: String,
+}
+
+#[derive(Subcommand)]
+pub enum Server {
+    /// List the servers of the cluster that run
+    List,
+}

@@ -1,0 +1,108 @@
+//! The commands about a cluster's nodes. Operators ask the cluster's servers.
+
+use csi_proto::cluster::v1::node_change::Change;
+use csi_proto::cluster::v1::{Accept, BlockAsk, Machine, NodeAsk, NodeChange, NodeRow, NodesAsk};
+
+use super::common::confirmed_by;
+use crate::{
+    args::{self, Node},
+    hints::Tried,
+    operator::Servers,
+    output::{self, plain, print, print_json},
+};
+
+/// The state of a node that is blocked.
+const BLOCKED: &str = "blocked";
+
+pub async fn node(servers: &Servers, command: Node, json: bool, tried: &mut Tried) -> anyhow::Result<()> {
+    match command {
+        Node::List => {
+            tried.command = "node list";
+            let nodes = servers
+                .ask(None, async |mut client| {
+                    let mut pages = client.nodes(NodesAsk::default()).await?.into_inner();
+                    let mut nodes = Vec::new();
+                    while let Some(page) = pages.message().await? {
+                        nodes.extend(page.nodes);
+                    }
+                    Ok(nodes)
+                })
+                .await?;
+            if json {
+                print_json(&nodes.iter().map(output::node_json).collect::<Vec<_>>())?;
+            } else if nodes.is_empty() {
+                eprintln!("No nodes.");
+            } else {
+                print(&output::nodes(&nodes))?;
+            }
+        }
+        Node::Show { node } => {
+            about("node show", &node, tried);
+            let row = show(servers, &node).await?;
+            if json { print_json(&output::node_json(&row))? } else { print(&output::node(&row))? }
+        }
+        Node::Accept(accept) => self::accept(servers, accept, json, tried).await?,
+        Node::Block(args::Block { node, reason }) => {
+            about("node block", &node, tried);
+            let what = format!("block node {node}");
+            changed(&set(servers, &node, &what, Change::Block(BlockAsk { reason })).await?, json)?;
+        }
+    }
+    Ok(())
+}
+
+fn about(command: &'static str, node: &str, tried: &mut Tried) {
+    tried.command = command;
+    tried.node = Some(node.to_owned());
+}
+
+async fn show(servers: &Servers, node: &str) -> anyhow::Result<NodeRow> {
+    let ask = NodeAsk { node: node.to_owned() };
+    servers.ask(None, async |mut client| Ok(client.node(ask.clone()).await?.into_inner())).await
+}
+
+/// Changes a node. The change again is the same, so the next server may be asked for it.
+async fn set(servers: &Servers, node: &str, what: &str, change: Change) -> anyhow::Result<NodeRow> {
+    let ask = NodeChange { node: node.to_owned(), change: Some(change) };
+    servers.ask(Some(what), async |mut client| Ok(client.set_node(ask.clone()).await?.into_inner())).await
+}
+
+/// Prints a changed node for programs.
+fn changed(row: &NodeRow, json: bool) -> std::io::Result<()> {
+    if json { print_json(&output::node_json(row)) } else { Ok(()) }
+}
+
+/// Accepts the machine that the operator has seen, and no other that has asked since.
+async fn accept(servers: &Servers, args: args::Accept, json: bool, tried: &mut Tried) -> anyhow::Result<()> {
+    let args::Accept { node, machine_id } = args;
+    about("node accept", &node, tried);
+    let row = show(servers, &node).await?;
+    let own = row.machine.clone().unwrap_or_default();
+    let machine = match &row.other {
+        Some(other) if row.state != BLOCKED => {
+            let from = match other.machine_id == own.machine_id {
+                true => "another journal".to_owned(),
+                false => format!("another machine, {}", other.machine_id),
+            };
+            let what = format!(
+                "Node {node} is the machine {} until now. From now on it is {from}, which asked to join at {}. Its claims ({}) \
+                 become the new one's. The earlier machine has to be off, or two machines may write to a volume.",
+                own.machine_id,
+                output::timestamp(other.refused_usec),
+                row.claims,
+            );
+            // The IDs are those of Hellos.
+            confirmed_by("--machine-id", &other.machine_id, &machine_id, &plain(&what))?;
+            other.clone()
+        }
+        _ if machine_id.as_ref().is_some_and(|given| *given != own.machine_id) => {
+            anyhow::bail!("node {node}: the machine is {}, and no other has asked to join", own.machine_id)
+        }
+        _ => own,
+    };
+    let Machine { machine_id, journal_id, .. } = machine;
+    let what = format!("accept node {node}");
+    let change = Change::Accept(Accept { machine_id, journal_id, revision: row.revision });
+    changed(&set(servers, &node, &what, change).await?, json)?;
+    Ok(())
+}

@@ -1,0 +1,238 @@
+//! Output about the nodes and servers of a cluster.
+
+use csi_proto::cluster::v1::{Attaches, Machine, NodeRow, PluginReport, ServerRow, ServerRows};
+use serde_json::{Value, json};
+
+use super::text::{facts, seconds, table, timestamp};
+
+pub fn nodes(rows: &[NodeRow]) -> String {
+    table(
+        ["NODE", "STATE", "SERVER", "SINCE", "CLAIMS", "PLUGINS", "NOTE"],
+        rows.iter().map(|row| {
+            let since = row.sessions.iter().map(|session| session.since_usec).min();
+            [
+                row.node.clone(),
+                row.state.clone(),
+                servers_of(row).join(" "),
+                since.map(|usec| timestamp(usec).to_string()).unwrap_or_default(),
+                row.claims.to_string(),
+                row.plugins.iter().map(|of| of.plugin.as_str()).collect::<Vec<_>>().join(" "),
+                note(row),
+            ]
+        }),
+    )
+}
+
+/// Returns the addresses of the servers that a node has joined, or their IDs.
+fn servers_of(row: &NodeRow) -> Vec<&str> {
+    let name = |address: &'_ str| !address.is_empty();
+    row.sessions
+        .iter()
+        .map(|of| if name(&of.address) { of.address.as_str() } else { of.server.as_str() })
+        .collect()
+}
+
+fn note(row: &NodeRow) -> String {
+    match (&row.block, &row.other) {
+        (Some(block), _) => format!("blocked by {} {}", block.by, block.reason).trim_end().to_owned(),
+        (None, Some(other)) => format!("another machine asks to join: {}", other.machine_id),
+        (None, None) => String::new(),
+    }
+}
+
+pub fn node(row: &NodeRow) -> String {
+    let machine = row.machine.clone().unwrap_or_default();
+    let sessions = row.sessions.iter().zip(servers_of(row));
+    let sessions: Vec<_> =
+        sessions.map(|(of, server)| format!("{server} since {}", timestamp(of.since_usec))).collect();
+    let plugins: Vec<_> = row.plugins.iter().map(plugin).collect();
+    let block = row.block.as_ref().map(|block| {
+        let reason = if block.reason.is_empty() { String::new() } else { format!(": {}", block.reason) };
+        format!("by {} at {}{reason}", block.by, timestamp(block.since_usec))
+    });
+    let other = row.other.as_ref().map(|other| {
+        format!(
+            "{}, journal {}, boot {}, refused at {}",
+            other.machine_id,
+            other.journal_id,
+            other.boot,
+            timestamp(other.refused_usec)
+        )
+    });
+    facts([
+        ("node", row.node.clone()),
+        ("state", row.state.clone()),
+        ("blocked", block.unwrap_or_default()),
+        ("joined", if sessions.is_empty() { "away".to_owned() } else { sessions.join(", ") }),
+        ("machine", machine.machine_id),
+        ("journal", machine.journal_id),
+        ("boot", machine.boot),
+        ("asks to join", other.unwrap_or_default()),
+        ("claims", row.claims.to_string()),
+        ("plugins", plugins.join(", ")),
+        ("revision", row.revision.to_string()),
+    ])
+}
+
+fn plugin(of: &PluginReport) -> String {
+    match of.attaches() {
+        Attaches::Unknown => of.plugin.clone(),
+        Attaches::Yes => format!("{} (attaches volumes)", of.plugin),
+        Attaches::No => format!("{} (attaches nothing)", of.plugin),
+    }
+}
+
+pub fn node_json(row: &NodeRow) -> Value {
+    let machine = row.machine.clone().unwrap_or_default();
+    let sessions = row
+        .sessions
+        .iter()
+        .map(|of| json!({ "server": of.server, "address": of.address, "since-usec": of.since_usec }));
+    let plugins = row.plugins.iter().map(|of| {
+        let attaches = match of.attaches() {
+            Attaches::Unknown => None,
+            Attaches::Yes => Some(true),
+            Attaches::No => Some(false),
+        };
+        json!({ "plugin": of.plugin, "attaches": attaches })
+    });
+    let other = |of: &Machine| {
+        json!({
+            "machine-id": of.machine_id,
+            "journal-id": of.journal_id,
+            "boot": of.boot,
+            "refused-usec": of.refused_usec,
+        })
+    };
+    json!({
+        "node": row.node,
+        "state": row.state,
+        "machine-id": machine.machine_id,
+        "journal-id": machine.journal_id,
+        "boot": machine.boot,
+        "sessions": sessions.collect::<Vec<_>>(),
+        "plugins": plugins.collect::<Vec<_>>(),
+        "claims": row.claims,
+        "other": row.other.as_ref().map(other),
+        "block": row.block.as_ref().map(
+            |block| json!({ "by": block.by, "reason": block.reason, "since-usec": block.since_usec }),
+        ),
+        "revision": row.revision,
+    })
+}
+
+pub fn servers(rows: &ServerRows) -> String {
+    table(
+        ["SERVER", "ADDRESS", "BEAT", "VERSION", "SCHEMA", "GRANTS", "ID"],
+        rows.servers.iter().map(|row| {
+            let beat = row.beat_ms.map(|ms| seconds(ms.saturating_mul(1000)));
+            [
+                row.name.clone(),
+                row.address.clone(),
+                beat.unwrap_or_default(),
+                row.version.clone(),
+                schema(row),
+                row.grants.clone(),
+                row.id.clone(),
+            ]
+        }),
+    )
+}
+
+/// Returns the versions of values that a server knows.
+fn schema(row: &ServerRow) -> String {
+    match row.schema_min == row.schema_max {
+        true => row.schema_max.to_string(),
+        false => format!("{}-{}", row.schema_min, row.schema_max),
+    }
+}
+
+/// Returns what is to be seen to about the servers, a line for each.
+pub fn notes_of_servers(rows: &ServerRows) -> Vec<&'static str> {
+    let mut notes = Vec::new();
+    if rows.servers.windows(2).any(|pair| pair[0].grants != pair[1].grants) {
+        notes.push("The servers have different grants: compare their csid-server.toml.");
+    }
+    if rows.servers.iter().any(|row| !(row.schema_min..=row.schema_max).contains(&rows.schema)) {
+        notes.push("A server does not know the version of the values in etcd.");
+    }
+    if rows.mode == "recovering" {
+        notes.push("The cluster recovers from a backup, and grants no claims.");
+    }
+    notes
+}
+
+pub fn servers_json(rows: &ServerRows) -> Value {
+    let servers = rows.servers.iter().map(|row| {
+        json!({
+            "id": row.id,
+            "name": row.name,
+            "address": row.address,
+            "version": row.version,
+            "schema-min": row.schema_min,
+            "schema-max": row.schema_max,
+            "grants": row.grants,
+            "beat-usec": row.beat_ms.map(|ms| ms.saturating_mul(1000)),
+        })
+    });
+    json!({
+        "cluster": rows.cluster,
+        "schema": rows.schema,
+        "generation": rows.generation,
+        "mode": rows.mode,
+        "answered-by": rows.server,
+        "servers": servers.collect::<Vec<_>>(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use csi_proto::cluster::v1::{Block, NodeSession};
+
+    use super::*;
+
+    fn row() -> NodeRow {
+        NodeRow {
+            node: "db-1".into(),
+            state: "ready".into(),
+            machine: Some(Machine { machine_id: "m1".into(), journal_id: "j1".into(), ..Machine::default() }),
+            sessions: vec![NodeSession {
+                server: "x".into(),
+                address: "s1:7443".into(),
+                since_usec: 1_709_210_096_007_000,
+            }],
+            plugins: vec![PluginReport { plugin: "nfs".into(), attaches: Attaches::No.into() }],
+            claims: 2,
+            ..NodeRow::default()
+        }
+    }
+
+    #[test]
+    fn nodes_are_a_table_with_their_servers() {
+        let other = Machine { machine_id: "m\u{1b}2".into(), ..Machine::default() };
+        let away = NodeRow { sessions: Vec::new(), other: Some(other), ..row() };
+        let block = Block { by: "operator/a".into(), reason: "stolen".into(), since_usec: 0 };
+        let blocked = NodeRow { state: "blocked".into(), block: Some(block), ..away.clone() };
+        let expected = "\
+NODE  STATE    SERVER   SINCE                     CLAIMS  PLUGINS  NOTE
+db-1  ready    s1:7443  2024-02-29T12:34:56.007Z  2       nfs      -
+db-1  ready    -        -                         2       nfs      another machine asks to join: m\u{fffd}2
+db-1  blocked  -        -                         2       nfs      blocked by operator/a stolen";
+        assert_eq!(nodes(&[row(), away.clone(), blocked.clone()]), expected);
+        assert!(node(&away).contains("away") && node(&blocked).contains("by operator/a at 1970"));
+        assert_eq!(node_json(&row())["sessions"][0]["address"], "s1:7443");
+        assert_eq!(node_json(&row())["other"], Value::Null);
+    }
+
+    #[test]
+    fn servers_with_different_grants_are_noted() {
+        let server = ServerRow { name: "s1".into(), schema_min: 1, schema_max: 2, ..ServerRow::default() };
+        let beat = ServerRow { beat_ms: Some(2900), grants: "b".into(), ..server.clone() };
+        let rows = ServerRows { servers: vec![server, beat], schema: 1, ..ServerRows::default() };
+        let text = servers(&rows);
+        assert!(text.contains("1-2") && text.contains("2.9s"), "{text}");
+        assert_eq!(notes_of_servers(&rows).len(), 1);
+        let rows = ServerRows { schema: 3, mode: "recovering".into(), ..rows };
+        assert_eq!(notes_of_servers(&rows).len(), 3);
+    }
+}

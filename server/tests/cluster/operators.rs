@@ -1,0 +1,523 @@
+//! Operators: csictl against servers, and what it shows and changes of nodes.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use csi_proto::cluster::v1::node_change::Change;
+use csi_proto::cluster::v1::{
+    Accept, BlockAsk, ClaimAsk, ListAsk, Machine, NodeAsk, NodeChange, NodesAsk, Owed, ReleaseAsk, VolumeAsk,
+};
+use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt;
+use tokio::process::Command;
+
+use crate::certificates::{Pair, Purpose};
+use crate::far_end::FarEnd;
+use crate::site::{First, Node, Refusal, SOON, Site, csictl_program, eventually, hello, open, register};
+
+/// The end of a csictl.
+#[derive(Debug)]
+pub struct Said {
+    pub code: Option<i32>,
+    pub out: String,
+    pub err: String,
+}
+
+impl Said {
+    pub fn json(&self) -> Value {
+        assert_eq!(self.code, Some(0), "{self:?}");
+        serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    /// Returns the last line of standard error, which is JSON.
+    pub fn error(&self) -> Value {
+        assert_eq!(self.code, Some(1), "{self:?}");
+        let last = self.err.lines().last().unwrap_or_default();
+        serde_json::from_str(last).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+}
+
+/// Writes an operator's file, with the keys next to it.
+pub fn operator_file(site: &Site, name: &str, pair: &Pair, servers: &[String]) -> PathBuf {
+    let directory = site.credentials(&format!("operator-{name}"), "operator", pair);
+    fs::set_permissions(directory.join("operator.key"), PermissionsExt::from_mode(0o600)).unwrap();
+    let file = directory.join("operator.toml");
+    let keys = "ca = \"ca.pem\"\ncertificate = \"operator.pem\"\nkey = \"operator.key\"\n";
+    fs::write(&file, format!("servers = {servers:?}\n{keys}")).unwrap();
+    file
+}
+
+/// Returns the file of an operator who asks all servers.
+pub fn operator(site: &Site, name: &str) -> PathBuf {
+    operator_file(site, name, &site.client_pair(&format!("csid://prod/operator/{name}")), &site.addresses)
+}
+
+/// Runs a command of csictl to its end.
+pub async fn csictl(file: &Path, words: &str) -> Said {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL"]).arg(csictl_program()).env("CSID_OPERATOR", file);
+    command.args(words.split(' ')).stdin(Stdio::null());
+    let output = tokio::time::timeout(Duration::from_secs(60), command.output()).await;
+    let output = output.unwrap_or_else(|_| panic!("csictl {words} does not end")).unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Said { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+}
+
+/// Returns the kind of a refused call.
+fn kind<T: std::fmt::Debug>(result: Result<T, tonic::Status>) -> String {
+    Refusal::of(&result.unwrap_err()).kind
+}
+
+/// Returns another machine of the same node.
+fn replaced(node: &str) -> csi_proto::cluster::v1::Hello {
+    let of_node = hello(node);
+    csi_proto::cluster::v1::Hello {
+        machine_id: "new-machine".into(),
+        journal_id: "new-journal".into(),
+        boot: "new-boot".into(),
+        ..of_node
+    }
+}
+
+#[tokio::test]
+async fn nodes_and_servers_are_listed_by_csictl() {
+    let site = Site::start(2).await;
+    let file = operator(&site, "reads");
+    let said = csictl(&file, "node list").await;
+    assert_eq!((said.code, said.err.as_str()), (Some(0), "No nodes.\n"));
+    assert_eq!(csictl(&file, "node list --json").await.json(), json!([]));
+
+    site.register("data", "single-node-writer").await;
+    let (n1, n2) = (site.node("n1"), site.node("n2"));
+    let _session = n1.join(1).await;
+    n1.claim(1, "data").await.unwrap();
+    let session = n2.join(0).await;
+    eventually("n2 has reported its plugin", async || {
+        csictl(&file, "node show n2 --json").await.json()["plugins"] != json!([])
+    })
+    .await;
+    drop(session);
+    eventually("n2 is away", async || {
+        csictl(&file, "node show n2 --json").await.json()["sessions"] == json!([])
+    })
+    .await;
+    let said = csictl(&file, "node list").await;
+    let lines: Vec<Vec<&str>> = said.out.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(lines[0], ["NODE", "STATE", "SERVER", "SINCE", "CLAIMS", "PLUGINS", "NOTE"]);
+    assert_eq!(
+        (&lines[1][..3], &lines[1][4..]),
+        (&["n1", "ready", &*site.addresses[1]][..], &["1", "p", "-"][..])
+    );
+    assert_eq!(lines[2], ["n2", "ready", "-", "-", "0", "p", "-"]);
+    assert!(said.err.is_empty(), "{said:?}");
+
+    let list = csictl(&file, "node list --json").await.json();
+    let shown = csictl(&file, "node show n1 --json").await.json();
+    assert_eq!((&list[0], list.as_array().map(Vec::len)), (&shown, Some(2)));
+    assert_eq!(shown["machine-id"], "machine of n1");
+    assert_eq!(shown["boot"], "boot 1 of n1");
+    assert_eq!(shown["plugins"], json!([{ "plugin": "p", "attaches": false }]));
+    assert_eq!((&shown["other"], &shown["block"], &shown["claims"]), (&Value::Null, &Value::Null, &json!(1)));
+    assert!(shown["sessions"][0]["since-usec"].as_u64().unwrap() > 1_700_000_000_000_000);
+
+    let rows = csictl(&file, "server list --json").await.json();
+    assert_eq!(
+        (&rows["cluster"], &rows["schema"], &rows["generation"]),
+        (&json!("prod"), &json!(1), &json!(1))
+    );
+    let names: Vec<&str> =
+        rows["servers"].as_array().unwrap().iter().map(|row| row["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["s0", "s1"]);
+    assert_eq!(rows["servers"][1]["address"], site.addresses[1]);
+    assert_eq!(rows["answered-by"], rows["servers"][0]["id"]);
+    eventually("both servers have been seen to beat", async || {
+        let rows = csictl(&file, "server list --json").await.json();
+        let beat = |n: usize| rows["servers"][n]["beat-usec"].as_u64().is_some_and(|usec| usec < 10_000_000);
+        beat(0) && beat(1)
+    })
+    .await;
+    let said = csictl(&file, "server list").await;
+    assert!(said.out.contains("s1") && said.err.is_empty(), "{said:?}");
+}
+
+/// A page has 100 nodes.
+#[tokio::test]
+async fn list_of_many_nodes_has_each_once() {
+    let site = Site::start(1).await;
+    let mut raw = site.raw().await;
+    let row = json!({ "journal-id": "j", "machine-id": "m", "boot": "b", "state": "ready" }).to_string();
+    for n in 0..250 {
+        raw.put(&format!("/csid/v1/node/m{n:03}%2Eexample"), &row).await;
+    }
+    let list = csictl(&operator(&site, "reads"), "node list --json").await.json();
+    let names: Vec<&str> = list.as_array().unwrap().iter().map(|row| row["node"].as_str().unwrap()).collect();
+    let due: Vec<String> = (0..250).map(|n| format!("m{n:03}.example")).collect();
+    assert_eq!(names, due);
+    let mut pages =
+        site.admin(0, "reads").nodes(NodesAsk { after: due[199].clone() }).await.unwrap().into_inner();
+    let page = pages.message().await.unwrap().unwrap();
+    assert_eq!((page.nodes.len(), page.nodes[0].node.as_str()), (50, "m200.example"));
+    assert!(pages.message().await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn blocked_node_ends_its_session_and_keeps_claims() {
+    let site = Site::start(2).await;
+    for volume in ["data", "more"] {
+        site.register(volume, "single-node-writer").await;
+    }
+    let (node, other) = (site.node("n-trusted"), site.node("n2"));
+    let (mut session, _other) = (node.join(1).await, other.join(0).await);
+    let claim = node.claim(1, "data").await.unwrap();
+    let file = operator(&site, "all");
+
+    // The call goes to another server than the node's.
+    let begun = Instant::now();
+    let said = csictl(&file, "node block n-trusted --reason stolen").await;
+    assert_eq!((said.code, said.out.as_str(), said.err.as_str()), (Some(0), "", ""));
+    refuses_all(&site, &node, &claim).await;
+    let ended = session.next().await.unwrap_err();
+    assert!(ended.kind == "Busy" && ended.message.contains("blocked"), "{ended:?}");
+    assert!(begun.elapsed() < Duration::from_secs(10), "it took {:?}", begun.elapsed());
+    refuses_all(&site, &node, &claim).await;
+    let (first, _) = node.say_hello(0).await.unwrap();
+    assert!(matches!(&first, First::Refused(of) if of == "blocked"), "{first:?}");
+
+    let refused = other.claim(0, "data").await.unwrap_err();
+    assert_eq!(refused.holders, ["n-trusted/web"]);
+    let shown = csictl(&file, "node show n-trusted --json").await.json();
+    assert_eq!((&shown["state"], &shown["claims"]), (&json!("blocked"), &json!(1)));
+    assert_eq!(
+        (&shown["block"]["by"], &shown["block"]["reason"]),
+        (&json!("operator/all"), &json!("stolen"))
+    );
+    let said = csictl(&file, "node list").await;
+    assert!(said.out.contains("blocked by operator/all stolen"), "{said:?}");
+
+    // A second block changes nothing, and an acceptance ends it.
+    let again = csictl(&file, "node block n-trusted --reason again --json").await.json();
+    assert_eq!((&again["block"], &again["revision"]), (&shown["block"], &shown["revision"]));
+    let accepted = csictl(&file, "node accept n-trusted --json").await.json();
+    assert_eq!((&accepted["state"], &accepted["block"]), (&json!("ready"), &Value::Null));
+    let _session = node.join(0).await;
+    assert_eq!(node.claim(0, "data").await, Ok(claim.clone()), "its claim has stayed");
+    node.detached(0, "data", &claim).await.unwrap();
+    other.claim(0, "data").await.unwrap();
+}
+
+/// Expects that a blocked node's calls are refused at both servers, those that its grants allow, too.
+async fn refuses_all(site: &Site, node: &Node, claim: &str) {
+    for server in [0, 1] {
+        let mut client = node.client(server);
+        // Without its session the node is refused for that.
+        let refused = kind(client.claim(node.ask("data", "web")).await);
+        assert!(["Busy", "Unavailable"].contains(&refused.as_str()), "{refused}");
+        let for_another = ClaimAsk { node: "n2".into(), ..node.ask("more", "web") };
+        let refused = kind(client.claim(for_another).await);
+        assert!(["Busy", "Unavailable"].contains(&refused.as_str()), "{refused}");
+        assert_eq!(node.detached(server, "data", claim).await.unwrap_err().kind, "Busy");
+        let volume = VolumeAsk { namespace: String::new(), volume: "data".into() };
+        assert_eq!(kind(client.volume(volume).await), "Busy");
+        let mut list = client.volumes(ListAsk::default()).await.unwrap().into_inner();
+        assert_eq!(kind(list.message().await), "Busy");
+        assert_eq!(kind(client.change(register("new", "single-node-writer")).await), "Busy");
+        let release = ReleaseAsk {
+            volume: "data".into(),
+            node: "n-trusted".into(),
+            consumer: "web".into(),
+            ..ReleaseAsk::default()
+        };
+        for force in [false, true] {
+            assert_eq!(kind(client.release(ReleaseAsk { force, ..release.clone() }).await), "Busy");
+        }
+    }
+    let mut raw = site.raw().await;
+    assert_eq!(raw.below("/csid/v1/vol/default/data/claim/").await.len(), 1);
+    for volume in ["new", "more"] {
+        assert!(raw.below(&format!("/csid/v1/vol/default/{volume}/claim/")).await.is_empty());
+    }
+    assert!(raw.below("/csid/v1/vol/default/new/").await.is_empty());
+}
+
+#[tokio::test]
+async fn session_ends_at_once_at_the_server_that_blocks() {
+    let site = Site::start(1).await;
+    let node = site.node("n1");
+    let mut session = node.join(0).await;
+    let block = NodeChange { node: "n1".into(), change: Some(Change::Block(BlockAsk::default())) };
+    let row = site.admin(0, "all").set_node(block).await.unwrap().into_inner();
+    assert_eq!(row.state, "blocked");
+    let begun = Instant::now();
+    assert_eq!(session.next().await.unwrap_err().kind, "Busy");
+    assert!(begun.elapsed() < Duration::from_secs(1), "it took {:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn other_machine_joins_when_it_is_accepted() {
+    let site = Site::start(2).await;
+    site.register("data", "single-node-writer").await;
+    let (node, file) = (site.node("n1"), operator(&site, "all"));
+    let session = node.join(0).await;
+    let claim = node.claim(0, "data").await.unwrap();
+    let asks = async |server: usize| open(&mut node.client(server), replaced("n1")).await.unwrap().0;
+    let first = asks(1).await;
+    assert!(matches!(&first, First::Refused(of) if of == "another-machine"), "{first:?}");
+    let shown = csictl(&file, "node show n1 --json").await.json();
+    assert_eq!(
+        (&shown["machine-id"], &shown["other"]["machine-id"]),
+        (&json!("machine of n1"), &json!("new-machine"))
+    );
+    let said = csictl(&file, "node list").await;
+    assert!(said.out.contains("another machine asks to join: new-machine"), "{said:?}");
+    // The same Hello is no new write.
+    asks(1).await;
+    assert_eq!(csictl(&file, "node show n1 --json").await.json()["revision"], shown["revision"]);
+
+    // Without a terminal nobody is asked.
+    let said = csictl(&file, "node accept n1").await;
+    assert!(said.code == Some(1) && said.err.contains("--machine-id new-machine"), "{said:?}");
+    let said = csictl(&file, "node accept n1 --machine-id another").await;
+    assert!(said.code == Some(1) && said.err.contains("nothing was done"), "{said:?}");
+    let accept = "node accept n1 --machine-id new-machine --json";
+    let error = csictl(&file, accept).await.error();
+    assert_eq!(error["error"], "Busy", "{error}");
+    assert!(error["message"].as_str().unwrap().contains("has a session"), "{error}");
+
+    drop(session);
+    eventually("n1 is away", async || {
+        csictl(&file, "node show n1 --json").await.json()["sessions"] == json!([])
+    })
+    .await;
+    let accepted = csictl(&file, accept).await.json();
+    assert_eq!((&accepted["machine-id"], &accepted["other"]), (&json!("new-machine"), &Value::Null));
+    assert_eq!((&accepted["claims"], &accepted["plugins"]), (&json!(1), &json!([])));
+    assert_eq!(csictl(&file, accept).await.json(), accepted, "the same again changes nothing");
+    // The earlier machine is another one now.
+    let refused = node.detached(0, "data", &claim).await.unwrap_err();
+    assert!(refused.message.contains("another boot"), "{refused:?}");
+    let (first, _) = node.say_hello(0).await.unwrap();
+    assert!(matches!(&first, First::Refused(of) if of == "another-machine"), "{first:?}");
+    let (first, _session) = open(&mut node.client(1), replaced("n1")).await.unwrap();
+    assert!(matches!(first, First::Welcome(_)), "{first:?}");
+    let owed = Owed { boot: "new-boot".into(), ..node.owed("data", &claim) };
+    node.client(1).detached(owed).await.unwrap();
+}
+
+#[tokio::test]
+async fn machine_is_accepted_by_its_id_on_a_terminal() {
+    let site = Site::start(1).await;
+    let (node, file) = (site.node("n1"), operator(&site, "all"));
+    drop(node.join(0).await);
+    open(&mut node.client(0), replaced("n1")).await.unwrap();
+    eventually("n1 is away", async || {
+        csictl(&file, "node show n1 --json").await.json()["sessions"] == json!([])
+    })
+    .await;
+    let typed = async |text: &str| {
+        let csictl = format!("{} node accept n1", csictl_program().display());
+        let mut command = Command::new("script");
+        command.args(["--quiet", "--return", "--command", &csictl, "/dev/null"]).env("CSID_OPERATOR", &file);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        let mut process = command.spawn().unwrap();
+        let mut stdin = process.stdin.take().unwrap();
+        stdin.write_all(text.as_bytes()).await.unwrap();
+        let output = tokio::time::timeout(SOON, process.wait_with_output()).await.unwrap().unwrap();
+        drop(stdin);
+        (output.status.code(), String::from_utf8(output.stdout).unwrap())
+    };
+    let (code, said) = typed("n1\n").await;
+    assert!(code == Some(1) && said.contains("nothing was done"), "{said}");
+    for text in ["machine of n1 until now", "another machine, new-machine", "Type new-machine to continue"] {
+        assert!(said.contains(text), "{text}: {said}");
+    }
+    assert_eq!(csictl(&file, "node show n1 --json").await.json()["machine-id"], "machine of n1");
+    let (code, said) = typed("new-machine\n").await;
+    assert_eq!(code, Some(0), "{said}");
+    assert_eq!(csictl(&file, "node show n1 --json").await.json()["machine-id"], "new-machine");
+}
+
+/// A thief of a node's key asks with one machine after the other.
+#[tokio::test]
+async fn hellos_of_other_machines_are_few_writes() {
+    let site = Site::start(1).await;
+    let node = site.node("n1");
+    drop(node.join(0).await);
+    let mut raw = site.raw().await;
+    let before = raw.below("/csid/v1/node/n1").await.remove(0).version;
+    for n in 0..20 {
+        let mut hello = replaced("n1");
+        hello.machine_id = format!("m{n}");
+        let (first, _) = open(&mut node.client(0), hello).await.unwrap();
+        assert!(matches!(&first, First::Refused(of) if of == "another-machine"), "{first:?}");
+    }
+    let after = raw.below("/csid/v1/node/n1").await.remove(0).version;
+    assert!(after - before <= 2, "{} writes", after - before);
+    // What an operator has not seen is not accepted.
+    let accept = |machine: &str| NodeChange {
+        node: "n1".into(),
+        change: Some(Change::Accept(Accept {
+            machine_id: machine.into(),
+            journal_id: "new-journal".into(),
+            revision: 0,
+        })),
+    };
+    assert_eq!(kind(site.admin(0, "all").set_node(accept("m19")).await), "NotFound");
+}
+
+#[tokio::test]
+async fn two_operators_change_a_node_one_after_the_other() {
+    let site = Site::start(2).await;
+    drop(site.node("n1").join(0).await);
+    let (mut all, mut second) = (site.admin(0, "all"), site.admin(1, "second"));
+    let show = NodeAsk { node: "n1".into() };
+    let block = |reason: &str| NodeChange {
+        node: "n1".into(),
+        change: Some(Change::Block(BlockAsk { reason: reason.into() })),
+    };
+    let accept = |machine: Option<Machine>, revision| {
+        let Machine { machine_id, journal_id, .. } = machine.unwrap();
+        let accept = Accept { machine_id, journal_id, revision };
+        NodeChange { node: "n1".into(), change: Some(Change::Accept(accept)) }
+    };
+    for _ in 0..20 {
+        let (a, b) = tokio::join!(all.set_node(block("a")), second.set_node(block("b")));
+        let (a, b) = (a.unwrap().into_inner(), b.unwrap().into_inner());
+        // One of them has blocked the node, and both see who did.
+        assert_eq!((&a.block, a.revision), (&b.block, b.revision));
+        let by = a.block.map(|block| (block.by, block.reason)).unwrap();
+        let due = [("operator/all", "a"), ("operator/second", "b")];
+        assert!(due.contains(&(by.0.as_str(), by.1.as_str())), "{by:?}");
+        let (a, b) = tokio::join!(
+            all.set_node(accept(a.machine.clone(), a.revision)),
+            second.set_node(accept(b.machine, b.revision))
+        );
+        let (a, b) = (a.unwrap().into_inner(), b.unwrap().into_inner());
+        assert_eq!((a.state.as_str(), b.state.as_str()), ("ready", "ready"));
+    }
+    // One blocks while the other looks at the node. The acceptance does not undo a block that its operator has not seen.
+    all.set_node(block("first")).await.unwrap();
+    let seen = second.node(show.clone()).await.unwrap().into_inner();
+    all.set_node(accept(seen.machine.clone(), seen.revision)).await.unwrap();
+    all.set_node(block("again")).await.unwrap();
+    let refused = second.set_node(accept(seen.machine, seen.revision)).await.unwrap_err();
+    assert_eq!(Refusal::of(&refused).kind, "Busy");
+    assert_eq!(second.node(show).await.unwrap().into_inner().state, "blocked");
+
+    // The same by commands.
+    let (first, other) = (operator(&site, "all"), operator(&site, "second"));
+    for words in ["node accept n1 --json", "node block n1 --json"] {
+        let (a, b) = tokio::join!(csictl(&first, words), csictl(&other, words));
+        for said in [a, b] {
+            // An acceptance whose row the other one has changed may be refused. It is the same change.
+            assert!(said.code == Some(0) || said.error()["error"] == "Busy", "{said:?}");
+        }
+    }
+    assert_eq!(csictl(&first, "node show n1 --json").await.json()["state"], "blocked");
+}
+
+#[tokio::test]
+async fn key_or_certificate_that_is_wrong_is_refused() {
+    let site = Site::start(1).await;
+    let [host, _] = site.addresses[0].split(':').collect::<Vec<_>>().try_into().unwrap();
+    let file = operator(&site, "all");
+    let key = file.with_file_name("operator.key");
+    let secret = fs::read_to_string(&key).unwrap().lines().nth(1).unwrap().to_owned();
+    fs::set_permissions(&key, PermissionsExt::from_mode(0o640)).unwrap();
+    let said = csictl(&file, "node list").await;
+    assert!(said.code == Some(1) && said.err.contains("0640"), "{said:?}");
+    assert!(said.err.contains(&format!("chmod 600 {}", key.display())), "{said:?}");
+    assert!(!said.err.contains(&secret), "{said:?}");
+    fs::set_permissions(&key, PermissionsExt::from_mode(0o600)).unwrap();
+    // A damaged key is not shown, either.
+    let text = fs::read_to_string(&key).unwrap();
+    fs::write(&key, text.replace("-----END", "----END")).unwrap();
+    let said = csictl(&file, "node list").await;
+    assert!(
+        said.code == Some(1) && said.err.contains("operator.key") && !said.err.contains(&secret),
+        "{said:?}"
+    );
+    fs::write(&key, text).unwrap();
+
+    let said = csictl(&site.path("none.toml"), "node list").await;
+    assert!(said.code == Some(1) && said.err.contains("none.toml cannot be read"), "{said:?}");
+    let node = operator_file(&site, "node", &site.client_pair("csid://prod/node/n1"), &site.addresses);
+    let said = csictl(&node, "node list").await;
+    assert!(said.code == Some(1) && said.err.contains("csid://CLUSTER/operator/NAME"), "{said:?}");
+    let expired = site.authority.issue("expired", "URI:csid://prod/operator/all", Purpose::Client, 0);
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    let expired = operator_file(&site, "expired", &expired, &site.addresses);
+    let error = csictl(&expired, "node block n1 --json").await.error();
+    assert_eq!(error["error"], "Unreachable", "{error}");
+    assert!(error["message"].as_str().unwrap().contains("CertificateExpired"), "{error}");
+    // The option comes before the environment.
+    let said = csictl(&site.path("none.toml"), &format!("--operator={} node list", file.display())).await;
+    assert_eq!(said.code, Some(0), "{said:?}");
+    let error = csictl(&operator(&site, "local"), "node list --json").await.error();
+    assert_eq!(error["error"], "NotAuthorized", "{error}");
+    assert!(error["hint"].as_str().unwrap().contains("csid-server.toml"), "{error}");
+
+    // A node's key does not pass for a server's.
+    let names = format!("IP:{host},URI:csid://prod/node/n1");
+    let far = FarEnd::start(&site.authority.issue("far", &names, Purpose::Both, 30));
+    let far_file =
+        operator_file(&site, "far", &site.client_pair("csid://prod/operator/all"), &[far.address()]);
+    let error = csictl(&far_file, "node list --json").await.error();
+    assert!(error["message"].as_str().unwrap().contains("is no server of the cluster"), "{error}");
+    assert_eq!(far.bytes(), 0, "the far end got bytes of the operator");
+    // An operator of another cluster does not ask this one's servers.
+    let other = operator_file(&site, "other", &site.client_pair("csid://test/operator/all"), &site.addresses);
+    let error = csictl(&other, "node list --json").await.error();
+    assert!(error["message"].as_str().unwrap().contains("is no server of the cluster"), "{error}");
+}
+
+#[tokio::test]
+async fn wrong_arguments_are_refused_before_etcd() {
+    let site = Site::start(1).await;
+    let file = operator(&site, "all");
+    for (words, due) in [
+        ("node show N1 --json", "InvalidArgument"),
+        ("node show n1 --json", "NotFound"),
+        ("node accept n1 --json", "NotFound"),
+        ("node block n1 --json", "NotFound"),
+        ("node block a/b --json", "InvalidArgument"),
+        (&format!("node block n1 --reason={} --json", "a".repeat(257)), "InvalidArgument"),
+    ] {
+        let error = csictl(&file, words).await.error();
+        assert_eq!(error["error"], due, "{words}: {error}");
+    }
+    let said = csictl(&file, "--operator status").await;
+    assert!(said.code == Some(2) && said.err.contains("csictl node"), "{said:?}");
+}
+
+/// docs/cluster.md has the commands for an authority and an operator's certificate, and the operator's file.
+#[tokio::test]
+async fn operator_made_as_the_document_says_is_served() {
+    let site = Site::start(1).await;
+    let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/cluster.md");
+    let document = fs::read_to_string(document).unwrap();
+    let block = |before: &str, language: &str| {
+        let rest = document.split_once(before).expect(before).1;
+        let rest = rest.split_once(&format!("```{language}\n")).unwrap().1;
+        rest.split_once("```").unwrap().0.to_owned()
+    };
+    let (recipe, file) = (block("## Certificates", "sh"), block("## Operators", "toml"));
+    let directory = site.path("anna");
+    fs::create_dir(&directory).unwrap();
+    let run = async |script: &str| {
+        let output = Command::new("sh").args(["-ec", script]).current_dir(&directory).output().await.unwrap();
+        assert!(output.status.success(), "{script}: {}", String::from_utf8_lossy(&output.stderr));
+    };
+    run(&recipe).await;
+    // The servers of this test have an authority already. It signs the same request.
+    fs::copy(site.authority.certificate(), directory.join("ca.pem")).unwrap();
+    fs::copy(site.authority.key(), directory.join("ca.key")).unwrap();
+    run(recipe.lines().find(|line| line.starts_with("openssl x509")).unwrap()).await;
+    let path = directory.join("operator.toml");
+    let servers = file.lines().next().unwrap();
+    fs::write(&path, file.replace(servers, &format!("servers = {:?}", site.addresses))).unwrap();
+    let said = csictl(&path, "server list").await;
+    assert!(said.code == Some(0) && said.out.contains("s0"), "{said:?}");
+}
