@@ -109,14 +109,14 @@ impl Calls for Service {
 
     async fn volumes(&self, request: Request<ListAsk>) -> Result<Response<Self::VolumesStream>, Status> {
         let caller = self.cluster.caller(&request)?;
-        let (namespace, mut after) = self.cluster.list_of(&caller, request.into_inner())?;
+        let (list, mut after) = self.cluster.list_of(&caller, request.into_inner())?;
         let place = self.place()?;
         let cluster = self.cluster.clone();
         let (sender, receiver) = mpsc::channel(1);
         tokio::spawn(async move {
             let _place = place;
             loop {
-                let read = cluster.pages(&caller, namespace.as_deref(), after.take()).await;
+                let read = cluster.pages(&caller, &list, after.take()).await;
                 let (pages, last) = match read {
                     Ok(read) => read,
                     Err(error) => {

@@ -13,6 +13,7 @@ pub fn row(record: &Record, caller: &Identity) -> VolumeRow {
     let is_own = |claim: &Claim| caller.role == Role::Node && claim.node == caller.name;
     let is_holder = record.claims.iter().any(is_own);
     let handle = &record.volume.handle;
+    let calls_of_own = format!("{caller}/");
     let claims = record.claims.iter().map(|claim| {
         let [mode, access_mode, attachment_mode] = words_of(claim.usage).map(str::to_owned);
         ClaimRow {
@@ -22,6 +23,7 @@ pub fn row(record: &Record, caller: &Identity) -> VolumeRow {
             state: state(claim.state).to_owned(),
             releasing: claim.releasing,
             claim: if is_own(claim) { claim.id.clone() } else { String::new() },
+            call: claim.call.strip_prefix(&calls_of_own).unwrap_or_default().to_owned(),
         }
     });
     VolumeRow {

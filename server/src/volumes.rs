@@ -19,6 +19,14 @@ const TRIES: usize = 64;
 const ROWS: usize = 500;
 const BYTES: usize = 1024 * 1024;
 
+/// The volumes of a list.
+pub struct List {
+    /// `None`: all that the caller may see.
+    namespace: Option<String>,
+    /// Only volumes with a claim of this node. `None`: all.
+    node: Option<String>,
+}
+
 impl Cluster {
     /// Registers a volume, or changes its registration.
     pub async fn register(&self, caller: &Identity, ask: Register) -> Result<VolumeRow> {
@@ -74,13 +82,14 @@ impl Cluster {
     pub async fn pages(
         &self,
         caller: &Identity,
-        namespace: Option<&str>,
+        of: &List,
         after: Option<VolumeName>,
     ) -> Result<(Vec<VolumePage>, Option<VolumeName>)> {
         self.presence.here()?;
         self.require_unblocked(caller).await?;
         let filter = RecordFilter {
-            namespace: namespace.map(str::to_owned),
+            namespace: of.namespace.clone(),
+            node: of.node.clone(),
             after,
             most: ROWS,
             ..RecordFilter::default()
@@ -106,8 +115,12 @@ impl Cluster {
         Ok((pages, last))
     }
 
-    /// Checks what a list asks for. Returns the namespace, if it is of one, and the name to begin after.
-    pub fn list_of(&self, caller: &Identity, ask: ListAsk) -> Result<(Option<String>, Option<VolumeName>)> {
+    /// Checks what a list asks for. Returns what it is of, and the name to begin after.
+    pub fn list_of(&self, caller: &Identity, ask: ListAsk) -> Result<(List, Option<VolumeName>)> {
+        if ask.own {
+            self.require_node(caller)?;
+        }
+        let node = ask.own.then(|| caller.name.clone());
         let after = match (ask.after_namespace.is_empty(), ask.after_volume.is_empty()) {
             (true, true) => None,
             _ => Some(rules::volume_name(&ask.after_namespace, &ask.after_volume)?),
@@ -115,13 +128,13 @@ impl Cluster {
         if ask.namespace.is_empty() {
             let sees = [May::Read, May::Mount].map(|may| self.config.grants.allow_anywhere(caller, may));
             return match sees.contains(&true) {
-                true => Ok((None, after)),
+                true => Ok((List { namespace: None, node }, after)),
                 false => Err(ServerError::denied(format!("{caller} has no grant for read in any namespace"))),
             };
         }
         rules::check_name("namespace", &ask.namespace)?;
         self.require_sight(caller, &ask.namespace)?;
-        Ok((Some(ask.namespace), after))
+        Ok((List { namespace: Some(ask.namespace), node }, after))
     }
 
     /// Returns the error of a registration whose plugin's volume has another name. The name is another namespace's business, unless the

@@ -12,6 +12,7 @@ use crate::cluster::failure::{read, unavailable};
 use crate::cluster::node::Node;
 use crate::cluster::rows::{read_record, write_spec};
 use crate::error::{Error, Kind, Result};
+use crate::random;
 use crate::store::registry::{Claim, Record, Registration, VolumeName, VolumeSpec};
 use crate::store::rows::VolumeKey;
 use crate::volume::rules::{check_name, words_of};
@@ -24,7 +25,9 @@ const SESSION: Duration = Duration::from_secs(5);
 const CLAIM: Duration = Duration::from_secs(2);
 
 /// Bounds a call in time.
-async fn answered<T>(call: impl Future<Output = Result<Response<T>, Status>>) -> Result<T, ServerFailure> {
+pub(super) async fn answered<T>(
+    call: impl Future<Output = Result<Response<T>, Status>>,
+) -> Result<T, ServerFailure> {
     let late = || format!("the cluster's server did not answer within {} s", CALL.as_secs());
     match tokio::time::timeout(CALL, call).await {
         Ok(Ok(answer)) => Ok(answer.into_inner()),
@@ -44,6 +47,10 @@ impl Node {
 impl Servers for Node {
     fn cluster(&self) -> &str {
         &self.cluster
+    }
+
+    fn name_call(&self) -> String {
+        format!("{}.{}", self.journal_id, random::name())
     }
 
     fn claim(&self, name: VolumeName, claim: Claim) -> BoxFuture<'_, Result<Granted, ServerFailure>> {

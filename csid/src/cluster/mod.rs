@@ -7,6 +7,7 @@ mod calls;
 mod failure;
 mod link;
 mod node;
+mod reconcile;
 pub mod rows;
 mod session;
 

@@ -52,7 +52,7 @@ pub struct Node {
     /// The greatest generation and revision of the cluster that this csid has seen.
     generation: AtomicU64,
     revision: AtomicU64,
-    journal_id: String,
+    pub(super) journal_id: String,
     machine_id: String,
     pub(super) boot: String,
 }

@@ -12,12 +12,14 @@ use csi_proto::cluster::v1::{
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
+use tokio::time::MissedTickBehavior;
 use tonic::{Status, Streaming};
 
 use crate::backoff::Backoff;
 use crate::cluster::failure::read;
 use crate::cluster::link;
 use crate::cluster::node::{Joined, Node, SessionState};
+use crate::cluster::reconcile::EVERY;
 use crate::error::{Error, presentable};
 use crate::plugin::{ATTACHES, Plugins};
 use crate::store::registry::VolumeName;
@@ -159,6 +161,9 @@ impl Node {
         // The server learns now what has ended meanwhile.
         volumes.servers_are_back();
         let mut changes = plugins.subscribe();
+        let mut comparisons = tokio::time::interval(EVERY);
+        comparisons.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut comparing = JoinSet::new();
         let mut releases = JoinSet::new();
         let mut asked = HashSet::new();
         loop {
@@ -183,6 +188,10 @@ impl Node {
                         return End::Lost(text);
                     }
                 }
+                _ = comparisons.tick(), if comparing.is_empty() => {
+                    comparing.spawn(Arc::clone(self).end_unheld(volumes.clone()));
+                }
+                Some(_) = comparing.join_next() => {}
                 Some(ended) = releases.join_next() => {
                     if let Ok(claim) = ended {
                         asked.remove(&claim);

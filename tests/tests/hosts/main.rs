@@ -13,6 +13,7 @@ mod refused;
 #[path = "../../../server/tests/cluster/site.rs"]
 #[allow(dead_code, reason = "the tests of the servers use more of it")]
 mod site;
+mod unheld;
 
 use std::path::Path;
 

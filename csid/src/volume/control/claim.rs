@@ -11,7 +11,6 @@ use crate::backoff::Backoff;
 use crate::error::{Error, Kind, Result, Step};
 use crate::fault;
 use crate::plugin::ATTACHES;
-use crate::random;
 use crate::store::Durability;
 use crate::store::registry::{
     AttachSecrets, Bound, Claim, ClaimState, Conflict, Record, Registration, RegistryError, Swap, VolumeName,
@@ -83,7 +82,7 @@ impl<S: Site> Engine<'_, S> {
         let wanted = Claim {
             secrets_given: self.site.operation().secrets.is_some(),
             since_usec: now_usec(),
-            call: self.records.servers.as_ref().map(|_| random::name()).unwrap_or_default(),
+            call: self.records.servers.as_ref().map(|servers| servers.name_call()).unwrap_or_default(),
             ..wanted.clone()
         };
         let consumer = wanted.consumer.clone();

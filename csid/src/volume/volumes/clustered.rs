@@ -3,11 +3,12 @@
 use std::collections::BTreeSet;
 
 use crate::error::{Error, Kind, Result};
-use crate::store::MountFilter;
 use crate::store::registry::{Claim, Record, RecordFilter, VolumeName};
+use crate::store::{Durability, MountFilter};
 use crate::volume::api::requests::{Authority, ReleaseRequest, Wait};
 use crate::volume::context::Context;
 use crate::volume::manager::Volumes;
+use crate::volume::model::subject::{ClaimKey, Subject};
 use crate::volume::operation::message::Message;
 
 impl Context {
@@ -66,6 +67,32 @@ impl Volumes {
     /// Has unfinished work continued at once: a server can be asked again.
     pub fn servers_are_back(&self) {
         self.shared.directory.tell_all(|| Message::Wake);
+    }
+
+    /// Writes a claim that the servers have and the journal lacks, as one whose end the servers have yet to learn. `volume` is the
+    /// servers' record of the volume. Returns `false` if the journal has a claim of the consumer.
+    pub async fn end_unheld(&self, volume: &Record, claim: Claim) -> Result<bool> {
+        // A damaged journal may lack the row of a claim whose volume is mounted.
+        self.shared.changeable()?;
+        let mut is_new = false;
+        let put = |record: &mut Record| {
+            is_new = record.claim(&claim.consumer).is_none()
+                && (record.registration.is_none() || record.volume == volume.volume);
+            if is_new {
+                if record.registration.is_none() {
+                    record.volume = volume.volume.clone();
+                    record.registration.clone_from(&volume.registration);
+                }
+                record.claims.insert(claim.clone());
+            }
+            Ok(None)
+        };
+        let record = self.shared.records.amend(&volume.name, Durability::Disk, put).await?;
+        if is_new {
+            let subject = Subject::Claim(ClaimKey::new(&record.name, &claim.consumer));
+            self.shared.directory.go_on(&record.volume, subject, claim.uid);
+        }
+        Ok(is_new)
     }
 
     /// Releases a claim that the servers want back, as its owner would. Returns `false` if this node has no claim of that name, and is

@@ -1,0 +1,92 @@
+//! Ends claims that the servers have and this node has not. A server may write a claim after the node has given the call up and has
+//! reported the claim's end: etcd answered it late. Nobody uses such a claim, and it keeps other hosts out.
+//!
+//! The journal has the row of a claim before a server is asked for it. So a claim of this journal that is not in the journal has ended
+//! here. The name of each call begins with the journal's. A claim of an earlier journal stays: the volume may still be mounted.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use csi_proto::cluster::v1::{ClaimRow, ListAsk, VolumeRow};
+
+use crate::cluster::calls::answered;
+use crate::cluster::failure::read;
+use crate::cluster::node::Node;
+use crate::cluster::rows::read_record;
+use crate::error::{Error, Result};
+use crate::store::registry::{Claim, ClaimState, Grant, VolumeName};
+use crate::store::rows::Leg;
+use crate::volume::Volumes;
+use crate::volume::rules::{check_name, new_claim, read_use};
+
+/// The time between two comparisons of the servers' claims with the journal.
+pub(super) const EVERY: Duration = Duration::from_secs(60);
+/// How long csid waits for a page of the servers' list.
+const PAGE: Duration = Duration::from_secs(10);
+
+impl Node {
+    /// Compares the servers' claims of this node with the journal, and has those ended that the journal lacks.
+    pub(super) async fn end_unheld(self: Arc<Self>, volumes: Volumes) {
+        if let Err(error) = self.try_end_unheld(&volumes).await {
+            tracing::warn!(%error, "this node's claims at the servers were not compared with the journal");
+        }
+    }
+
+    async fn try_end_unheld(&self, volumes: &Volumes) -> Result<()> {
+        let mut client = self.client()?;
+        let ask = ListAsk { own: true, ..ListAsk::default() };
+        let mut pages = answered(client.volumes(ask)).await.map_err(Error::from)?;
+        let late = || Error::internal(format!("no page of the list came within {} s", PAGE.as_secs()));
+        loop {
+            let page = tokio::time::timeout(PAGE, pages.message()).await.map_err(|_| late())?;
+            let Some(page) = page.map_err(|status| Error::from(read(&status)))? else { return Ok(()) };
+            for volume in page.volumes {
+                self.end_unheld_of(volume, volumes).await?;
+            }
+        }
+    }
+
+    /// Has the claims of one volume ended that the journal lacks.
+    async fn end_unheld_of(&self, mut volume: VolumeRow, volumes: &Volumes) -> Result<()> {
+        let rows = std::mem::take(&mut volume.claims);
+        let claims: Vec<Claim> = rows.into_iter().filter_map(|row| self.own_claim(row)).collect();
+        if claims.is_empty() {
+            return Ok(());
+        }
+        let name = VolumeName { namespace: volume.namespace.clone(), volume: volume.volume.clone() };
+        check_name("namespace", &name.namespace)?;
+        check_name("volume", &name.volume)?;
+        let record = read_record(&name, volume)?;
+        if record.registration.is_none() {
+            return Ok(());
+        }
+        for claim in claims {
+            let consumer = claim.consumer.clone();
+            if volumes.end_unheld(&record, claim).await? {
+                tracing::warn!(volume = %name, consumer, "a claim that csid gave up was granted later, and is ended");
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns a claim that a call of this journal took, as one whose end the servers have yet to learn. `None`: it is another claim.
+    fn own_claim(&self, row: ClaimRow) -> Option<Claim> {
+        let of_journal = row.call.strip_prefix(self.journal_id.as_str())?.starts_with('.');
+        let is_own = of_journal && row.node == self.name && row.state == "taken";
+        let names = [("claim", &row.claim), ("call", &row.call), ("consumer", &row.consumer)];
+        if !is_own || names.into_iter().any(|(what, name)| check_name(what, name).is_err()) {
+            return None;
+        }
+        let usage = row.r#use.unwrap_or_default();
+        let usage = read_use(&usage.mode, &usage.access_mode, &usage.attachment_mode).ok()?;
+        let grant = Grant { cluster: self.cluster.clone(), leg: Leg::Removing, boot: None };
+        Some(Claim {
+            state: ClaimState::ControllerDetached,
+            releasing: true,
+            id: row.claim,
+            call: row.call,
+            grant: Some(grant),
+            ..new_claim(&row.consumer, &self.name, 0, usage)
+        })
+    }
+}

@@ -1,0 +1,101 @@
+//! Claims that the servers have and a host has not, because a server wrote them after the host had given the call up.
+
+use csi_proto::cluster::v1::ClaimAsk;
+use csid_client::Client;
+use csid_tests::ask::*;
+use csid_tests::fault::Fault;
+use csid_tests::world::{World, count, eventually, world};
+
+use crate::site::{Node, ask};
+use crate::*;
+
+/// Returns the node's row at the servers.
+async fn node_row(site: &Site, node: &str) -> serde_json::Value {
+    let rows = site.raw().await.below(&format!("/csid/v1/node/{node}")).await;
+    serde_json::from_slice(&rows[0].value).unwrap()
+}
+
+/// Has the server write a claim of this node for the consumer, by a call of a name that csid does not know any more.
+async fn write_late(site: &Site, link: &Node, volume: &str, consumer: &str, journal: &str) {
+    let row = node_row(site, "n1").await;
+    let ask = ClaimAsk {
+        call: format!("{journal}.late"),
+        boot: row["boot"].as_str().expect("a boot").to_owned(),
+        ..ask(volume, consumer)
+    };
+    // The server may not know yet what the plugin does.
+    eventually("the server has written the claim", async || link.client(0).claim(ask.clone()).await.is_ok())
+        .await;
+}
+
+async fn journal_of(site: &Site) -> String {
+    node_row(site, "n1").await["journal-id"].as_str().expect("a journal").to_owned()
+}
+
+/// Kills csid, and starts it again. It joins anew, and compares.
+async fn restart(w: &mut World) -> Client {
+    w.kill();
+    assert!(w.launch(&[]).await);
+    joined(w).await;
+    let client = w.client().await;
+    healthy(&client, "p").await;
+    client
+}
+
+#[test]
+fn claim_written_after_its_end_is_ended() {
+    world(async |w| {
+        let site = one_server(&["data", "used", "old"]).await;
+        let (client, link) = n1(w, &site).await;
+        mount_registered(&client, "used", "web").await.unwrap();
+        let journal = journal_of(&site).await;
+        write_late(&site, &link, "data", "web", &journal).await;
+        // The volume of a claim of another journal may be mounted.
+        write_late(&site, &link, "old", "web", "another-journal").await;
+        let client_again = restart(w).await;
+        servers_have(&site, "data", &[]).await;
+        servers_have(&site, "used", &["n1/web"]).await;
+        servers_have(&site, "old", &["n1/web"]).await;
+        eventually("csid has one claim", async || claims(&client_again).await.len() == 1).await;
+        // Another host gets the volume, and so does this one afterwards.
+        let other = site.node("n2");
+        let _session = other.join(0).await;
+        let id = other.claim(0, "data").await.unwrap();
+        other.detached(0, "data", &id).await.unwrap();
+        mount_registered(&client_again, "data", "web").await.unwrap();
+        for volume in ["data", "used"] {
+            unmount(&client_again, volume, "web").await.unwrap();
+            servers_have(&site, volume, &[]).await;
+        }
+        w.nothing_left(&client_again).await;
+    });
+}
+
+#[test]
+fn killed_host_ends_a_late_claim_all_the_same() {
+    world(async |w| {
+        let site = one_server(&["data"]).await;
+        let fault = Fault::of(w);
+        let (_, link) = n1(w, &site).await;
+        let journal = journal_of(&site).await;
+        let edges = ["registration.before", "registration.after", "Detached.before", "Detached.after"];
+        for edge in edges {
+            write_late(&site, &link, "data", "web", &journal).await;
+            w.kill();
+            fault.arm(&format!("{edge}:1"));
+            w.launch(&[]).await;
+            eventually(&format!("csid is killed at {edge}"), async || w.dead()).await;
+            assert!(fault.killed_at(edge));
+            fault.disarm();
+            assert!(w.launch(&[]).await);
+            joined(w).await;
+            let client = w.client().await;
+            healthy(&client, "p").await;
+            servers_have(&site, "data", &[]).await;
+            eventually("csid has no claim", async || claims(&client).await.is_empty()).await;
+        }
+        count("kills", edges.len());
+        let client = w.client().await;
+        w.nothing_left(&client).await;
+    });
+}
