@@ -163,7 +163,9 @@ impl Tracee {
             }
             (SYSCALL_STOP, _) => {
                 // A read that found nothing yet is made again later. How often depends on when the other side answers.
-                if now.rax as i64 == -i64::from(libc::EAGAIN)
+                let is_read = [libc::SYS_recvmsg, libc::SYS_recvfrom].contains(&now.orig_rax.cast_signed());
+                if is_read
+                    && now.rax.cast_signed() == -i64::from(libc::EAGAIN)
                     && let Some(calls) = self.count.calls.get_mut(&now.orig_rax)
                 {
                     *calls = calls.saturating_sub(1);
