@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use csi_proto::identity::{Identity, Role};
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -21,19 +21,17 @@ pub struct TlsClient {
 
 /// Reads ca.pem, node.pem and node.key of a directory. node.pem has to be a node's of the cluster.
 pub fn node(directory: &Path, cluster: &str) -> Result<ClientConfig> {
-    let path = |name: &str| directory.join(name);
-    let key = path("node.key");
-    let key = (key.as_path(), bytes(&key)?);
-    let client = client(&path("ca.pem"), &path("node.pem"), (key.0, &key.1), Role::Node, Some(cluster))?;
-    Ok(client.config)
+    let [ca, certificate, key] = ["ca.pem", "node.pem", "node.key"].map(|name| directory.join(name));
+    Ok(client(&ca, &certificate, &key, bytes, Role::Node, Some(cluster))?.config)
 }
 
-/// Makes a client of an authority, a certificate and its key, the path and bytes of which are PEM. The certificate has to be of this role.
+/// Makes a client of an authority, a certificate and its key, which `read_key` reads. All are PEM. The certificate has to be of this role.
 /// The client accepts servers of its own cluster alone. `cluster`: the cluster that the certificate has to name, or `None` for any.
-pub fn client(
+pub fn client<K: AsRef<[u8]>>(
     ca: &Path,
     certificate: &Path,
-    key: (&Path, &[u8]),
+    key: &Path,
+    read_key: impl FnOnce(&Path) -> Result<K>,
     role: Role,
     cluster: Option<&str>,
 ) -> Result<TlsClient> {
@@ -47,8 +45,8 @@ pub fn client(
             bail!("{} has not exactly one URI name csid://{cluster}/{role}/NAME", named(certificate))
         }
     };
-    let (path, pem) = key;
-    let key = PrivateKeyDer::from_pem_slice(pem).with_context(|| named(path))?;
+    let path = key;
+    let key = private_key(path, read_key(path)?.as_ref())?;
     let mut roots = RootCertStore::empty();
     for authority in certificates(ca)? {
         roots.add(authority).with_context(|| named(ca))?;
@@ -67,10 +65,18 @@ pub fn client(
     Ok(TlsClient { config, identity })
 }
 
+/// Reads a key. The parser's error has the text that it cannot read, which is the key, so no error has it as its source.
+fn private_key(path: &Path, pem: &[u8]) -> Result<PrivateKeyDer<'static>> {
+    PrivateKeyDer::from_pem_slice(pem).map_err(|_| anyhow!("{}: not a private key as PEM", path.display()))
+}
+
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
     let bytes = bytes(path)?;
-    let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
-    read.with_context(|| path.display().to_string())
+    // The parser's error has the text that it cannot read, and a key may be in the same file.
+    let Ok(read) = CertificateDer::pem_slice_iter(&bytes).collect() else {
+        bail!("{}: not certificates as PEM", path.display())
+    };
+    Ok(read)
 }
 
 fn identity(certificate: &CertificateDer<'_>) -> Option<Identity> {
@@ -122,5 +128,25 @@ impl ServerCertVerifier for ServersOf {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.by_name.supported_verify_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn error_shows_nothing_of_a_key() {
+        let texts = [
+            "-----BEGIN PRIVATE KEY----- MIGHAgEAMBMG -----END PRIVATE KEY-----",
+            "-----BEGIN PRIVATE KEY-----MIGHAgEAMBMG\nMIGHAgEAMBMG",
+            "-----BEGIN PRIVATE KEY-----\nMIGHAgEAMBMG!\n-----END PRIVATE KEY-----\n",
+            "MIGHAgEAMBMG",
+        ];
+        for text in texts {
+            let error = private_key(Path::new("/key"), text.as_bytes()).expect_err("no key is in it");
+            assert_eq!(format!("{error:?}").lines().next(), Some("/key: not a private key as PEM"));
+            assert!(error.source().is_none(), "{error:?}");
+        }
     }
 }

@@ -9,7 +9,7 @@ use tonic::{Request, Response, Status};
 
 use crate::failure::Result;
 use crate::grants::May;
-use crate::service::{Answers, READER, Service};
+use crate::service::{Answers, READER, Service, place};
 
 #[tonic::async_trait]
 impl Admin for Service {
@@ -18,7 +18,7 @@ impl Admin for Service {
     async fn nodes(&self, request: Request<NodesAsk>) -> Result<Response<Self::NodesStream>, Status> {
         let caller = self.cluster.caller(&request)?;
         self.cluster.require_operator(&caller, May::Read)?;
-        let place = self.place()?;
+        let place = place(&self.operators_lists)?;
         let mut list = self.cluster.list_nodes(request.into_inner().after).await?;
         let cluster = self.cluster.clone();
         let (sender, receiver) = mpsc::channel(1);

@@ -38,6 +38,8 @@ const PING: Duration = Duration::from_secs(10);
 const CALL: Duration = Duration::from_secs(70);
 /// Lists that are sent at the same time.
 const LISTS: usize = 64;
+/// The number of lists that are sent to operators, who may need one while nodes take all others.
+const OPERATORS_LISTS: usize = 8;
 const CALLS_OF_CONNECTION: usize = 128;
 /// The limit of a message: a registration has at most 64 KiB in etcd.
 const MESSAGE: usize = 256 * 1024;
@@ -109,7 +111,10 @@ fn keys(directory: Option<PathBuf>, config: &Config) -> Result<Keys> {
 
 /// Returns the name in the server's certificate. It has to be a server's of this cluster.
 fn name_of(keys: &Keys, cluster: &str) -> Result<String> {
-    let certificate = CertificateDer::from_pem_slice(&keys.certificate).context("server.pem")?;
+    // The parser's error has the text that it cannot read, and a key may be in the same file.
+    let Ok(certificate) = CertificateDer::from_pem_slice(&keys.certificate) else {
+        bail!("server.pem: not a certificate as PEM")
+    };
     let read = webpki::EndEntityCert::try_from(&certificate).context("server.pem")?;
     match Identity::of(read.valid_uri_names()) {
         Some(Identity { cluster: of, role: Role::Server, name }) if of == cluster => Ok(name),
@@ -203,7 +208,8 @@ async fn run(config: Config, keys: Keys) -> Result<()> {
     let asking = tokio::spawn(ask_for_releases(cluster.clone(), sessions.clone()));
     let ending = tokio::spawn(end_sessions(cluster.clone(), sessions.clone()));
     let lists = Arc::new(Semaphore::new(LISTS));
-    let service = Service { cluster: cluster.clone(), sessions, lists };
+    let operators_lists = Arc::new(Semaphore::new(OPERATORS_LISTS));
+    let service = Service { cluster: cluster.clone(), sessions, lists, operators_lists };
     let of_operators = AdminServer::new(service.clone()).max_decoding_message_size(MESSAGE);
     let calls = ClusterServer::new(service).max_decoding_message_size(MESSAGE);
     let (stop, stopped) = oneshot::channel::<()>();

@@ -41,6 +41,8 @@ pub struct Service {
     pub sessions: Arc<Sessions>,
     /// Places for lists. Each has pages in memory until its reader takes them.
     pub lists: Arc<Semaphore>,
+    /// The same, for operators' lists of nodes.
+    pub operators_lists: Arc<Semaphore>,
 }
 
 pub type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -110,7 +112,7 @@ impl Calls for Service {
     async fn volumes(&self, request: Request<ListAsk>) -> Result<Response<Self::VolumesStream>, Status> {
         let caller = self.cluster.caller(&request)?;
         let (list, mut after) = self.cluster.list_of(&caller, request.into_inner())?;
-        let place = self.place()?;
+        let place = place(&self.lists)?;
         let cluster = self.cluster.clone();
         let (sender, receiver) = mpsc::channel(1);
         tokio::spawn(async move {
@@ -140,12 +142,6 @@ impl Calls for Service {
 }
 
 impl Service {
-    /// Takes a place for a list, or refuses the list.
-    pub fn place(&self) -> Result<OwnedSemaphorePermit> {
-        let full = |_| Error::new(Kind::RateLimited, "this server sends as many lists as it may");
-        Ok(self.lists.clone().try_acquire_owned().map_err(full)?)
-    }
-
     /// Ends a node's session with this server, if the node may have none. Other servers look at the nodes' rows every few seconds.
     pub async fn end_if_over(&self, node: &str) {
         let number = self.sessions.nodes().into_iter().find(|(of, _)| of == node).map(|(_, number)| number);
@@ -245,6 +241,12 @@ pub async fn end_if_over(cluster: &Cluster, sessions: &Sessions, node: &str, num
         // Without etcd all sessions end, by the presence.
         Err(error) => tracing::warn!(node, %error, "the row of a node cannot be read"),
     }
+}
+
+/// Takes a place for a list, or refuses the list.
+pub fn place(lists: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit> {
+    let full = |_| Error::new(Kind::RateLimited, "this server sends as many lists as it may");
+    Ok(lists.clone().try_acquire_owned().map_err(full)?)
 }
 
 async fn hello(incoming: &mut Streaming<FromNode>) -> Result<Hello> {

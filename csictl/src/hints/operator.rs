@@ -16,6 +16,10 @@ pub fn of_operator(error: &OperatorError, tried: &Tried) -> Option<String> {
             "Give it to its owner alone: `chmod 600 {}`. If others may have read it, make a new one.",
             quoted(&path.display().to_string())
         ),
+        OperatorError::Foreign { path } => format!(
+            "The operator's files belong to the operator or root, and nobody else can write to them: `ls -lL {}`.",
+            quoted(&path.display().to_string())
+        ),
         OperatorError::NoServer { .. } => {
             "On a server: `systemctl status csid-server`. Then repeat the command.".to_owned()
         }

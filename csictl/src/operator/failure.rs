@@ -8,6 +8,8 @@ use prost::Message;
 use serde::Serialize;
 use tonic::{Code, Status};
 
+use crate::output::plain;
+
 /// A server that did not decide a call.
 #[derive(Clone, Debug, Serialize)]
 pub struct Skipped {
@@ -23,6 +25,8 @@ pub enum OperatorError {
     File { path: PathBuf, source: std::io::Error },
     #[error("key {} can be read by others than its owner: its mode is {mode:04o}, and 0600 is the limit", path.display())]
     OpenKey { path: PathBuf, mode: u32 },
+    #[error("{} belongs to another user, or others can write to it", path.display())]
+    Foreign { path: PathBuf },
     /// A server has decided the call.
     #[error("{message}")]
     Refused {
@@ -47,7 +51,9 @@ impl OperatorError {
     /// Returns the error's name for programs.
     pub fn name(&self) -> &str {
         match self {
-            OperatorError::File { .. } | OperatorError::OpenKey { .. } => "InvalidArgument",
+            OperatorError::File { .. } | OperatorError::OpenKey { .. } | OperatorError::Foreign { .. } => {
+                "InvalidArgument"
+            }
             OperatorError::Refused { kind, .. } => kind,
             OperatorError::NoServer { .. } => "Unreachable",
             OperatorError::Unknown { .. } => "Uncertain",
@@ -67,7 +73,9 @@ impl OperatorError {
         match self {
             OperatorError::Refused { retryable, .. } => Some(*retryable),
             OperatorError::NoServer { .. } | OperatorError::Unknown { .. } => Some(true),
-            OperatorError::File { .. } | OperatorError::OpenKey { .. } => None,
+            OperatorError::File { .. } | OperatorError::OpenKey { .. } | OperatorError::Foreign { .. } => {
+                None
+            }
         }
     }
 }
@@ -89,6 +97,8 @@ pub fn read(status: &Status, broken: Option<&str>) -> Failed {
     if let Some(Failure { kind, message, retryable, .. }) =
         trailer.and_then(|bytes| Failure::decode(bytes).ok())
     {
+        // A line break could make lines that look like those of csictl.
+        let message = plain(&message);
         return match kind.as_str() {
             // Places are each server's own.
             "Unavailable" | "RateLimited" => Failed::NotDone(message),

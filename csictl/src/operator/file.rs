@@ -1,8 +1,8 @@
 //! operator.toml, and the operator's key.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::Read;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
@@ -20,8 +20,9 @@ const VARIABLE: &str = "CSID_OPERATOR";
 const DEFAULT: &str = ".config/csid/operator.toml";
 /// The limit of a key, in bytes.
 const KEY: usize = 64 * 1024;
-/// The permissions of others than the owner.
+/// The permissions of others than the owner, and those to write.
 const OTHERS: u32 = 0o077;
+const WRITERS: u32 = 0o022;
 
 /// The content of operator.toml.
 #[derive(Debug, Deserialize)]
@@ -54,32 +55,46 @@ pub fn place(given: Option<PathBuf>) -> Result<PathBuf> {
 
 /// Reads an operator's file, and the files that it names.
 pub fn read(path: &Path) -> Result<Operator> {
-    let failed = |source| OperatorError::File { path: path.to_owned(), source };
-    let text = std::fs::read_to_string(path).map_err(failed)?;
+    let text = std::fs::read_to_string(path).map_err(failed_at(path))?;
     let content: Content = toml::from_str(&text).with_context(|| path.display().to_string())?;
     let Content { servers, ca, certificate, key } = content;
     check_servers(&servers).with_context(|| path.display().to_string())?;
     let directory = path.parent().unwrap_or(Path::new(""));
     let [ca, certificate, key] = [ca, certificate, key].map(|file| directory.join(file));
-    for file in [&ca, &certificate] {
+    for file in [path, &ca, &certificate] {
         bytes(file)?;
+        let metadata = std::fs::metadata(file).map_err(failed_at(file))?;
+        if metadata.permissions().mode() & WRITERS != 0 || !is_ours(&metadata) {
+            return Err(OperatorError::Foreign { path: file.to_owned() }.into());
+        }
     }
-    let pem = private(&key)?;
-    let client = client(&ca, &certificate, (&key, &pem), Role::Operator, None)?;
+    let client = client(&ca, &certificate, &key, private, Role::Operator, None)?;
     Ok(Operator { servers, client })
+}
+
+fn failed_at(path: &Path) -> impl Fn(std::io::Error) -> OperatorError {
+    |source| OperatorError::File { path: path.to_owned(), source }
+}
+
+/// Returns whether a file is this user's or root's.
+fn is_ours(metadata: &Metadata) -> bool {
+    [0, rustix::process::geteuid().as_raw()].contains(&metadata.uid())
 }
 
 /// Reads a key. One that others can read is refused.
 fn private(path: &Path) -> Result<Zeroizing<Vec<u8>>> {
-    let failed = |source| OperatorError::File { path: path.to_owned(), source };
-    let file = File::open(path).map_err(failed)?;
-    let mode = file.metadata().map_err(failed)?.permissions().mode() & 0o7777;
+    let file = File::open(path).map_err(failed_at(path))?;
+    let metadata = file.metadata().map_err(failed_at(path))?;
+    let mode = metadata.permissions().mode() & 0o7777;
     if mode & OTHERS != 0 {
         return Err(OperatorError::OpenKey { path: path.to_owned(), mode }.into());
     }
+    if !is_ours(&metadata) {
+        return Err(OperatorError::Foreign { path: path.to_owned() }.into());
+    }
     // Allocated once, because a buffer that grows leaves copies of the key.
     let mut pem = Zeroizing::new(Vec::with_capacity(KEY + 1));
-    file.take(KEY as u64 + 1).read_to_end(&mut pem).map_err(failed)?;
+    file.take(KEY as u64 + 1).read_to_end(&mut pem).map_err(failed_at(path))?;
     ensure!(pem.len() <= KEY, "key {} is larger than {KEY} bytes", path.display());
     Ok(pem)
 }
