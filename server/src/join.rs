@@ -217,7 +217,7 @@ impl Cluster {
         for _ in 0..TRIES {
             let here = self.presence.here()?;
             let Some(present) = self.node_now(node).await? else { break };
-            if present.value.boot != boot {
+            if present.value.boot != boot || present.value.state == NodeState::Blocked {
                 break;
             }
             let mut row = present.value.clone();
