@@ -18,7 +18,7 @@ pub enum Node {
     Accept(Accept),
     /// Block a node: end its sessions, and refuse all its calls
     ///
-    /// Its claims stay, and its mounts. `csictl node accept` ends it.
+    /// Its claims stay, and its mounts. `csictl node accept --unblock` ends it.
     Block(Block),
 }
 
@@ -29,6 +29,9 @@ pub struct Accept {
     /// Do not ask: the ID of the machine that is meant, as its /etc/machine-id has it
     #[arg(long, value_name = "ID")]
     pub machine_id: Option<String>,
+    /// End a block. A thief of the node's key gets in again, too
+    #[arg(long)]
+    pub unblock: bool,
 }
 
 #[derive(Args)]

@@ -1,7 +1,7 @@
 //! The commands about a cluster's nodes. Operators ask the cluster's servers.
 
 use csi_proto::cluster::v1::node_change::Change;
-use csi_proto::cluster::v1::{Accept, BlockAsk, Machine, NodeAsk, NodeChange, NodeRow, NodesAsk};
+use csi_proto::cluster::v1::{Accept, Block, BlockAsk, Machine, NodeAsk, NodeChange, NodeRow, NodesAsk};
 
 use super::common::confirmed_by;
 use crate::{
@@ -45,7 +45,13 @@ pub async fn node(servers: &Servers, command: Node, json: bool, tried: &mut Trie
         Node::Block(args::Block { node, reason }) => {
             about("node block", &node, tried);
             let what = format!("block node {node}");
-            changed(&set(servers, &node, &what, Change::Block(BlockAsk { reason })).await?, json)?;
+            let row = set(servers, &node, &what, Change::Block(BlockAsk { reason })).await?;
+            anyhow::ensure!(
+                row.state == BLOCKED,
+                "a server said that it is done, and node {node} is {}",
+                plain(&row.state)
+            );
+            changed(&row, json)?;
         }
     }
     Ok(())
@@ -74,20 +80,25 @@ fn changed(row: &NodeRow, json: bool) -> std::io::Result<()> {
 
 /// Accepts the machine that the operator has seen, and no other that has asked since.
 async fn accept(servers: &Servers, args: args::Accept, json: bool, tried: &mut Tried) -> anyhow::Result<()> {
-    let args::Accept { node, machine_id } = args;
+    let args::Accept { node, machine_id, unblock } = args;
     about("node accept", &node, tried);
     let row = show(servers, &node).await?;
     let own = row.machine.clone().unwrap_or_default();
+    if row.state == BLOCKED && !unblock {
+        let Block { by, reason, .. } = row.block.unwrap_or_default();
+        anyhow::bail!("node {node} is blocked by {} ({}); --unblock ends that", plain(&by), plain(&reason));
+    }
     let machine = match &row.other {
         Some(other) if row.state != BLOCKED => {
             let from = match other.machine_id == own.machine_id {
-                true => "another journal".to_owned(),
-                false => format!("another machine, {}", other.machine_id),
+                true => format!("the journal {}", other.journal_id),
+                false => format!("the machine {} with the journal {}", other.machine_id, other.journal_id),
             };
             let what = format!(
-                "Node {node} is the machine {} until now. From now on it is {from}, which asked to join at {}. Its claims ({}) \
+                "Node {node} is the machine {} with the journal {} until now. From now on it is {from}, which asked to join at {}. Its claims ({}) \
                  become the new one's. The earlier machine has to be off, or two machines may write to a volume.",
                 own.machine_id,
+                own.journal_id,
                 output::timestamp(other.refused_usec),
                 row.claims,
             );

@@ -197,10 +197,12 @@ async fn blocked_node_ends_its_session_and_keeps_claims() {
     let said = csictl(&file, "node list").await;
     assert!(said.out.contains("blocked by operator/all stolen"), "{said:?}");
 
+    let said = csictl(&file, "node accept n-trusted").await;
+    assert!(said.code == Some(1) && said.err.contains("blocked by operator/all (stolen)"), "{said:?}");
     // A second block changes nothing, and an acceptance ends it.
     let again = csictl(&file, "node block n-trusted --reason again --json").await.json();
     assert_eq!((&again["block"], &again["revision"]), (&shown["block"], &shown["revision"]));
-    let accepted = csictl(&file, "node accept n-trusted --json").await.json();
+    let accepted = csictl(&file, "node accept n-trusted --unblock --json").await.json();
     assert_eq!((&accepted["state"], &accepted["block"]), (&json!("ready"), &Value::Null));
     let _session = node.join(0).await;
     assert_eq!(node.claim(0, "data").await, Ok(claim.clone()), "its claim has stayed");
@@ -330,7 +332,11 @@ async fn machine_is_accepted_by_its_id_on_a_terminal() {
     };
     let (code, said) = typed("n1\n").await;
     assert!(code == Some(1) && said.contains("nothing was done"), "{said}");
-    for text in ["machine of n1 until now", "another machine, new-machine", "Type new-machine to continue"] {
+    for text in [
+        "machine of n1 with the journal journal of n1 until now",
+        "the machine new-machine with the journal",
+        "Type new-machine to continue",
+    ] {
         assert!(said.contains(text), "{text}: {said}");
     }
     assert_eq!(csictl(&file, "node show n1 --json").await.json()["machine-id"], "machine of n1");
@@ -408,7 +414,7 @@ async fn two_operators_change_a_node_one_after_the_other() {
 
     // The same by commands.
     let (first, other) = (operator(&site, "all"), operator(&site, "second"));
-    for words in ["node accept n1 --json", "node block n1 --json"] {
+    for words in ["node accept n1 --unblock --json", "node block n1 --json"] {
         let (a, b) = tokio::join!(csictl(&first, words), csictl(&other, words));
         for said in [a, b] {
             // An acceptance whose row the other one has changed may be refused. It is the same change.
