@@ -332,6 +332,7 @@ impl Inner {
                     }
                     if aside.is_some() {
                         quick = None;
+                        ticks.stop();
                     }
                     is_slow = true;
                 }

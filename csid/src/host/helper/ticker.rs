@@ -1,5 +1,6 @@
 //! Ticks for calls under way. A timer for each call would cost more than a quick call: a timer that is the next one wakes the executor.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -22,8 +23,12 @@ struct State {
     is_ticking: bool,
 }
 
-/// The ticks for one call, whose end it is to drop them.
-pub(super) struct Ticks(Arc<Inner>);
+/// The ticks for one call.
+pub(super) struct Ticks {
+    ticker: Arc<Inner>,
+    /// Whether the call wants no more of them.
+    is_over: AtomicBool,
+}
 
 impl Ticker {
     pub(super) fn new(period: Duration) -> Ticker {
@@ -38,20 +43,27 @@ impl Ticker {
             state.is_ticking = true;
             tokio::spawn(Arc::clone(&self.0).tick());
         }
-        Ticks(Arc::clone(&self.0))
+        Ticks { ticker: Arc::clone(&self.0), is_over: AtomicBool::new(false) }
     }
 }
 
 impl Ticks {
     /// Waits for the next tick. The first one may come at once, each later one comes a period after the one before.
     pub(super) fn next(&self) -> Notified<'_> {
-        self.0.ticks.notified()
+        self.ticker.ticks.notified()
+    }
+
+    /// Lets the clock rest, unless it ticks for another call.
+    pub(super) fn stop(&self) {
+        if !self.is_over.swap(true, Ordering::Relaxed) {
+            self.ticker.state().calls -= 1;
+        }
     }
 }
 
 impl Drop for Ticks {
     fn drop(&mut self) {
-        self.0.state().calls -= 1;
+        self.stop();
     }
 }
 
