@@ -1,7 +1,7 @@
 //! The places of a plugin: its unit, its socket, its user and its directories.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
@@ -32,7 +32,9 @@ pub(super) struct Location {
 
 impl Location {
     pub fn of(directories: &Directories, id: &str, spec: &PluginSpec) -> Self {
-        let root = spec.plugin_root.as_ref().map_or_else(|| directories.plugin(id), PathBuf::from);
+        // Paths are compared by bytes, so this one has no slash at its end.
+        let one_spelling = |path: &String| Path::new(path).components().collect();
+        let root = spec.plugin_root.as_ref().map_or_else(|| directories.plugin(id), one_spelling);
         let view = spec.plugin_view.as_ref().map_or_else(|| root.clone(), PathBuf::from);
         let endpoint = spec.environment.get(ENDPOINT).and_then(|endpoint| endpoint.strip_prefix("unix://"));
         let own = socket_directory(directories, id, spec.instance());
