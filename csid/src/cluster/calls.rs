@@ -50,7 +50,7 @@ impl Servers for Node {
     }
 
     fn name_call(&self) -> String {
-        format!("{}.{}", self.journal_id, random::name())
+        format!("{}.{}", self.calls, random::name())
     }
 
     fn claim(&self, name: VolumeName, claim: Claim) -> BoxFuture<'_, Result<Granted, ServerFailure>> {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use csi_proto::cluster::v1::Hello;
 use csi_proto::cluster::v1::cluster_client::ClusterClient;
+use sha2::{Digest, Sha256};
 use tokio::sync::watch;
 use tonic::transport::Channel;
 
@@ -16,6 +17,9 @@ use crate::random;
 
 /// The machine's identity, which systemd makes at its installation.
 const MACHINE_ID: &str = "/etc/machine-id";
+
+/// The limit of claims of one node that a server may have ended at the same time. It is the limit of a node's claims, too.
+pub(super) const CLAIMS: usize = 1000;
 
 /// Whether a server can be asked.
 #[derive(Clone, Debug)]
@@ -52,9 +56,11 @@ pub struct Node {
     /// The greatest generation and revision of the cluster that this csid has seen.
     generation: AtomicU64,
     revision: AtomicU64,
-    pub(super) journal_id: String,
+    journal_id: String,
     machine_id: String,
     pub(super) boot: String,
+    /// The beginning of the names of calls that this journal makes in this boot. It shows neither the journal's ID nor the boot's.
+    pub(super) calls: String,
 }
 
 impl Node {
@@ -77,6 +83,7 @@ impl Node {
             journal_id: journal_id.to_owned(),
             machine_id,
             boot: boot.to_owned(),
+            calls: calls(journal_id, boot),
         }
     }
 
@@ -133,4 +140,14 @@ impl Node {
             .await;
         self.client()
     }
+}
+
+/// Returns a name of a journal in a boot, from which neither can be found.
+fn calls(journal_id: &str, boot: &str) -> String {
+    let hash = Sha256::new()
+        .chain_update("csid calls\0")
+        .chain_update(journal_id)
+        .chain_update("\0")
+        .chain_update(boot);
+    hash.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect()
 }

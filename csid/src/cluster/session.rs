@@ -18,7 +18,7 @@ use tonic::{Status, Streaming};
 use crate::backoff::Backoff;
 use crate::cluster::failure::read;
 use crate::cluster::link;
-use crate::cluster::node::{Joined, Node, SessionState};
+use crate::cluster::node::{CLAIMS, Joined, Node, SessionState};
 use crate::cluster::reconcile::EVERY;
 use crate::error::{Error, presentable};
 use crate::plugin::{ATTACHES, Plugins};
@@ -36,8 +36,6 @@ const REFUSED: Duration = Duration::from_secs(10);
 const RELEASE: Duration = Duration::from_secs(10);
 /// The most volumes of its own that a refused host names.
 const SHOWN: usize = 8;
-/// The most claims that a server may want back at the same time. It is the limit of claims of one node.
-const ASKED: usize = 1000;
 /// The limit of a server's text in the state, in bytes.
 const TEXT: usize = 256;
 
@@ -171,7 +169,7 @@ impl Node {
                 message = session.from_server.message() => match message {
                     Ok(Some(ToNode { is: Some(to_node::Is::Changed(changed)) })) => {
                         // A server asks once in a session. This one may not be a server of ours.
-                        if is_plain(&changed) && asked.len() < ASKED && asked.insert(changed.claim.clone()) {
+                        if is_plain(&changed) && asked.len() < CLAIMS && asked.insert(changed.claim.clone()) {
                             releases.spawn(Arc::clone(self).release(changed, volumes.clone()));
                         }
                     }

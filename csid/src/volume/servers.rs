@@ -11,7 +11,7 @@ pub trait Servers: Send + Sync {
     /// Returns the name of the cluster.
     fn cluster(&self) -> &str;
 
-    /// Returns a name for a call that takes a claim. No other call has it, and it shows whose journal has the claim.
+    /// Returns a name for a call that takes a claim. No other call has it. Its beginning is that of this journal and boot.
     fn name_call(&self) -> String;
 
     /// Claims a volume for a consumer of this node. `claim.call` names the call: when it is repeated, the same claim is granted.

@@ -215,13 +215,13 @@ async fn list_has_the_namespaces_of_the_caller_in_pages() {
     let own = || ListAsk { own: true, ..ListAsk::default() };
     assert_eq!(list(node.client(0), own()).await, []);
     let _session = node.join(0).await;
-    let claim = node.claim(0, "v1").await.unwrap();
+    let claim = node.claim(0, "v001").await.unwrap();
     let mut pages = node.client(0).volumes(own()).await.unwrap().into_inner();
     let mut page = pages.message().await.unwrap().expect("a page");
     assert!(page.volumes.len() == 1 && pages.message().await.unwrap().is_none());
     let row = page.volumes.remove(0).claims.remove(0);
     assert_eq!((row.claim, row.call.as_str()), (claim, "call 1"));
-    let volume = VolumeAsk { namespace: "default".into(), volume: "v1".into() };
+    let volume = VolumeAsk { namespace: "default".into(), volume: "v001".into() };
     let seen = operator.clone().volume(volume).await.unwrap().into_inner().claims.remove(0);
     assert_eq!([seen.claim.as_str(), &seen.call], ["", ""], "an operator sees a node's names");
     let denied = operator.clone().volumes(own()).await.unwrap_err();

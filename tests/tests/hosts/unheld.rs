@@ -1,6 +1,6 @@
 //! Claims that the servers have and a host has not, because a server wrote them after the host had given the call up.
 
-use csi_proto::cluster::v1::ClaimAsk;
+use csi_proto::cluster::v1::{ClaimAsk, ListAsk};
 use csid_client::Client;
 use csid_tests::ask::*;
 use csid_tests::fault::Fault;
@@ -28,11 +28,17 @@ async fn write_late(site: &Site, link: &Node, volume: &str, consumer: &str, jour
         .await;
 }
 
-async fn journal_of(site: &Site) -> String {
-    node_row(site, "n1").await["journal-id"].as_str().expect("a journal").to_owned()
+/// Returns the beginning of the names of csid's calls, by that of a claim that it has.
+async fn calls_of(client: &Client, link: &Node, volume: &str) -> String {
+    mount_registered(client, volume, "web").await.unwrap();
+    let ask = ListAsk { own: true, ..ListAsk::default() };
+    let mut pages = link.client(0).volumes(ask).await.unwrap().into_inner();
+    let page = pages.message().await.unwrap().expect("a page");
+    let call = page.volumes[0].claims[0].call.clone();
+    call.split_once('.').expect("a beginning").0.to_owned()
 }
 
-/// Kills csid, and starts it again. It joins anew, and compares.
+/// Kills csid, and starts it again. It joins once more, and compares.
 async fn restart(w: &mut World) -> Client {
     w.kill();
     assert!(w.launch(&[]).await);
@@ -47,8 +53,7 @@ fn claim_written_after_its_end_is_ended() {
     world(async |w| {
         let site = one_server(&["data", "used", "old"]).await;
         let (client, link) = n1(w, &site).await;
-        mount_registered(&client, "used", "web").await.unwrap();
-        let journal = journal_of(&site).await;
+        let journal = calls_of(&client, &link, "used").await;
         write_late(&site, &link, "data", "web", &journal).await;
         // The volume of a claim of another journal may be mounted.
         write_late(&site, &link, "old", "web", "another-journal").await;
@@ -76,8 +81,10 @@ fn killed_host_ends_a_late_claim_all_the_same() {
     world(async |w| {
         let site = one_server(&["data"]).await;
         let fault = Fault::of(w);
-        let (_, link) = n1(w, &site).await;
-        let journal = journal_of(&site).await;
+        let (client, link) = n1(w, &site).await;
+        let journal = calls_of(&client, &link, "data").await;
+        unmount(&client, "data", "web").await.unwrap();
+        servers_have(&site, "data", &[]).await;
         let edges = ["registration.before", "registration.after", "Detached.before", "Detached.after"];
         for edge in edges {
             write_late(&site, &link, "data", "web", &journal).await;

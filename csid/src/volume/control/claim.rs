@@ -54,7 +54,8 @@ impl<S: Site> Engine<'_, S> {
         self.site.operation().step.set(Step::Claim);
         let mut record = self.registered_as_mine(name).await?;
         if let Some(present) = record.claim(&wanted.consumer)
-            && (present.uid == wanted.uid && (present.releasing || present.state != ClaimState::Taken))
+            && (is_owed(&record, &wanted.consumer)
+                || present.uid == wanted.uid && (present.releasing || present.state != ClaimState::Taken))
         {
             let left = self.leave(&mut record, &wanted.consumer.clone()).await;
             left.map_err(|source| match source.kind {
@@ -164,7 +165,9 @@ impl<S: Site> Engine<'_, S> {
             // The consumer has another claim of the volume by now.
             return Ok(());
         }
-        if matches!(authority, Authority::Own(uid) if uid != claim.uid) {
+        // Nothing of an owed claim is anybody's. Its uid may not be known.
+        let is_anothers = matches!(authority, Authority::Own(uid) if uid != claim.uid);
+        if is_anothers && !is_owed(&record, &key.consumer) {
             return Err(ClaimError::NotOwner { claim: key.clone() }.into());
         }
         if force {

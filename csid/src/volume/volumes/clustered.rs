@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::error::{Error, Kind, Result};
-use crate::store::registry::{Claim, Record, RecordFilter, VolumeName};
+use crate::store::registry::{Claim, ClaimFilter, ClaimState, ListedClaim, Record, RecordFilter, VolumeName};
 use crate::store::{Durability, MountFilter};
 use crate::volume::api::requests::{Authority, ReleaseRequest, Wait};
 use crate::volume::context::Context;
@@ -69,6 +69,30 @@ impl Volumes {
         self.shared.directory.tell_all(|| Message::Wake);
     }
 
+    /// Returns the number of claims whose end the servers have yet to learn.
+    pub async fn owed(&self) -> Result<usize> {
+        let filter = ClaimFilter { node: Some(self.shared.records.node.clone()), ..ClaimFilter::default() };
+        let (claims, _) = self.shared.records.registry.claims(filter).await?;
+        let is_owed = |listed: &&ListedClaim| listed.claim.state == ClaimState::ControllerDetached;
+        Ok(claims.iter().filter(is_owed).count())
+    }
+
+    /// Returns whether the journal has no claim of the consumer. The end of this very claim, if it is owed already, is reported again.
+    pub async fn lacks_claim(&self, name: &VolumeName, claim: &Claim) -> Result<bool> {
+        let record = self.shared.records.registry.record(name.clone()).await?;
+        let Some(held) = record.claim(&claim.consumer) else { return Ok(true) };
+        if held.id == claim.id && held.state == ClaimState::ControllerDetached {
+            self.report_end(&record, held);
+        }
+        Ok(false)
+    }
+
+    /// Has the volume's queue report the end of a claim to the servers.
+    fn report_end(&self, record: &Record, claim: &Claim) {
+        let subject = Subject::Claim(ClaimKey::new(&record.name, &claim.consumer));
+        self.shared.directory.go_on(&record.volume, subject, claim.uid);
+    }
+
     /// Writes a claim that the servers have and the journal lacks, as one whose end the servers have yet to learn. `volume` is the
     /// servers' record of the volume. Returns `false` if the journal has a claim of the consumer.
     pub async fn end_unheld(&self, volume: &Record, claim: Claim) -> Result<bool> {
@@ -89,8 +113,7 @@ impl Volumes {
         };
         let record = self.shared.records.amend(&volume.name, Durability::Disk, put).await?;
         if is_new {
-            let subject = Subject::Claim(ClaimKey::new(&record.name, &claim.consumer));
-            self.shared.directory.go_on(&record.volume, subject, claim.uid);
+            self.report_end(&record, &claim);
         }
         Ok(is_new)
     }
