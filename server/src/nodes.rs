@@ -98,7 +98,13 @@ impl Cluster {
                 Err(error) => return Err(error),
             }
         }
-        Err(Error::new(Kind::Busy, format!("the row of node {node} changed {TRIES} times meanwhile")).into())
+        match open {
+            true => Err(uncertain(&node)),
+            false => {
+                let text = format!("the row of node {node} changed {TRIES} times meanwhile");
+                Err(Error::new(Kind::Busy, text).into())
+            }
+        }
     }
 
     async fn try_set_node(&self, caller: &Identity, node: &str, change: &Change) -> Result<Tried> {
@@ -312,6 +318,10 @@ fn accepted(node: &str, present: &Read<NodeRow>, accept: &Accept) -> Result<Opti
     if is_own && !is_blocked {
         return Ok(None);
     }
+    if is_blocked && accept.revision == 0 {
+        let text = format!("node {node} is blocked: an acceptance that ends this names the row's revision");
+        return Err(Error::invalid(text).into());
+    }
     if accept.revision != 0 && accept.revision != present.revision {
         let text = format!(
             "the row of node {node} has changed: the operator has seen revision {}, and etcd has {}",
@@ -403,7 +413,7 @@ mod tests {
             let after = accepted("n", &Read { value: after, revision: 8 }, &accept(1, 8)).unwrap().unwrap();
             assert_eq!((after.state, after.block), (state, None));
         }
-        let by_hand = accepted("n", &row(NodeState::Blocked), &accept(1, 0)).unwrap().unwrap();
+        let by_hand = accepted("n", &row(NodeState::Blocked), &accept(1, 7)).unwrap().unwrap();
         assert_eq!(by_hand.state, NodeState::Ready);
     }
 
@@ -424,6 +434,7 @@ mod tests {
         };
         assert_eq!(kind(&asked(NodeState::Ready), accept(2, 6)), Kind::Busy);
         assert_eq!(kind(&row(NodeState::Blocked), accept(1, 6)), Kind::Busy);
+        assert_eq!(kind(&row(NodeState::Blocked), accept(1, 0)), Kind::InvalidArgument);
         assert_eq!(kind(&asked(NodeState::Ready), accept(3, 7)), Kind::NotFound);
         assert_eq!(kind(&row(NodeState::Ready), accept(2, 0)), Kind::NotFound);
         assert_eq!(kind(&asked(NodeState::Fenced), accept(2, 7)), Kind::Busy);
