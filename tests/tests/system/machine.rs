@@ -164,8 +164,9 @@ impl Machine {
 
     /// Reboots in order. PID 1 reads the mount table a few times a second at most, and unmounts in order what it has read.
     pub fn reboot(&self) {
-        let known = "systemctl list-units --no-legend --all --type mount 'var-lib-csid-*' | grep -c mounted";
-        let there = "awk '$5 ~ \"^/var/lib/csid/\" { print $5 }' /proc/1/mountinfo | sort -u | wc -l";
+        let known =
+            "systemctl list-units --no-legend --all --type mount 'var-lib-csid-*' 'srv-*' | grep -c mounted";
+        let there = "awk '$5 ~ \"^/(var/lib/csid|srv)/\" { print $5 }' /proc/1/mountinfo | sort -u | wc -l";
         self.until(&format!("test $({known}) -ge $({there})"));
         let output = container(&self.dir, &["reboot"]);
         assert!(output.status.success(), "no reboot: {}", text(&output.stderr));
