@@ -155,6 +155,7 @@ impl Cluster {
             servers: self.servers().await?,
             protocol: PROTOCOL,
             server: joining.here.id.clone(),
+            node: node.to_owned(),
         };
         Ok(Some(Joined::Welcome(Box::new(welcome), joining)))
     }

@@ -135,7 +135,7 @@ impl Node {
         };
         let opened = tokio::time::timeout(WELCOME, opened).await.map_err(|_| lost("no answer to Hello"))?;
         let (from_server, first) = opened.map_err(|status| End::Lost(text_of(&status)))?;
-        let Welcome { generation, mode, .. } = match first.and_then(|first| first.is) {
+        let Welcome { generation, mode, node, .. } = match first.and_then(|first| first.is) {
             Some(to_node::Is::Welcome(welcome)) => welcome,
             Some(to_node::Is::Refused(refused)) => {
                 let [reason, message] =
@@ -144,6 +144,14 @@ impl Node {
             }
             _ => return Err(lost("the answer to Hello is neither Welcome nor Refused")),
         };
+        if !node.is_empty() && node != self.name {
+            let message = format!(
+                "the certificate is of node {}, and csid.toml says {}",
+                presentable(&node, TEXT),
+                self.name
+            );
+            return Err(End::Refused { reason: "another-name".to_owned(), message });
+        }
         self.has_seen(generation, 0);
         let mut session = Session { to_server, from_server, attaches: BTreeMap::new() };
         session.report(plugins).map_err(|text| lost(&text))?;

@@ -28,6 +28,25 @@ fn node_refuses_volumes_that_no_server_knows() {
 }
 
 #[test]
+fn host_with_another_nodes_key_does_not_join() {
+    world(async |w| {
+        let site = one_server(&["data"]).await;
+        let link = site.node("n1");
+        w.add_plugin_and("p", &[], "").await;
+        w.configure(&of_node("n2", link.run()));
+        let client = w.start().await;
+        healthy(&client, "p").await;
+        let due =
+            "cluster prod: refused as another-name (the certificate is of node n1, and csid.toml says n2)";
+        eventually("csid does not join", async || w.status().contains(due)).await;
+        let (kind, _) = refusal(mount_registered(&client, "data", "web").await);
+        assert_eq!(kind, Kind::Unavailable);
+        assert!(claims_at_servers(&site, "data").await.is_empty());
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
 fn node_registers_only_with_a_grant() {
     world(async |w| {
         let site = Site::start(1).await;
