@@ -38,7 +38,7 @@ pub struct Accept {
 pub struct Block {
     #[arg(value_parser = NonEmptyStringValueParser::new())]
     pub node: String,
-    /// Why, for `csictl node show`; at most 256 bytes
+    /// Why, for `csictl node show`; at most 256 bytes. A node that is blocked keeps its reason
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     pub reason: String,
 }

@@ -86,7 +86,8 @@ async fn accept(servers: &Servers, args: args::Accept, json: bool, tried: &mut T
     let own = row.machine.clone().unwrap_or_default();
     if row.state == BLOCKED && !unblock {
         let Block { by, reason, .. } = row.block.unwrap_or_default();
-        anyhow::bail!("node {node} is blocked by {} ({}); --unblock ends that", plain(&by), plain(&reason));
+        let why = if reason.is_empty() { String::new() } else { format!(" ({})", plain(&reason)) };
+        anyhow::bail!("node {node} is blocked by {}{why}; --unblock ends that", plain(&by));
     }
     let machine = match &row.other {
         Some(other) if row.state != BLOCKED => {

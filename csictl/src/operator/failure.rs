@@ -21,7 +21,7 @@ pub struct Skipped {
 /// Why an operator's call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum OperatorError {
-    #[error("{} cannot be read: {source}", path.display())]
+    #[error("{} cannot be read", path.display())]
     File { path: PathBuf, source: std::io::Error },
     #[error("key {} can be read by others than its owner: its mode is {mode:04o}, and 0600 is the limit", path.display())]
     OpenKey { path: PathBuf, mode: u32 },
