@@ -517,6 +517,11 @@ async fn operator_made_as_the_document_says_is_served() {
         assert!(output.status.success(), "{script}: {}", String::from_utf8_lossy(&output.stderr));
     };
     run(&recipe).await;
+    let rest = document.split_once(&recipe).unwrap().1;
+    let others = rest.split_once("```sh\n").unwrap().1.split_once("```").unwrap().0;
+    run(others).await;
+    run("openssl verify -CAfile ca.pem -purpose sslclient anna.pem db-1.pem && openssl verify -CAfile ca.pem -purpose sslserver s1.pem").await;
+    run("openssl verify -CAfile etcd-ca.pem -purpose sslclient etcd.pem etcd-1.pem && openssl verify -CAfile etcd-ca.pem -purpose sslserver etcd-1.pem").await;
     // The servers of this test have an authority already. It signs the same request.
     fs::copy(site.authority.certificate(), directory.join("ca.pem")).unwrap();
     fs::copy(site.authority.key(), directory.join("ca.key")).unwrap();
