@@ -54,13 +54,19 @@ async fn change_that_etcd_does_not_answer_is_unknown() {
         .map(|n| {
             let mut admin = admin.clone();
             tokio::spawn(async move {
-                let accept = Accept { machine_id: "m".into(), journal_id: "j".into(), revision: 0 };
-                let mut state = "ready".to_owned();
-                for change in [Change::Block(BlockAsk::default()), Change::Accept(accept)].into_iter().cycle()
-                {
+                let (mut state, mut revision) = ("ready".to_owned(), 0);
+                for is_block in [true, false].into_iter().cycle() {
+                    let accept = Accept { machine_id: "m".into(), journal_id: "j".into(), revision };
+                    let change = match is_block {
+                        true => Change::Block(BlockAsk::default()),
+                        false => Change::Accept(accept),
+                    };
                     let ask = NodeChange { node: format!("m{n}"), change: Some(change) };
                     match admin.set_node(ask).await {
-                        Ok(row) => state = row.into_inner().state,
+                        Ok(row) => {
+                            let row = row.into_inner();
+                            (state, revision) = (row.state, row.revision);
+                        }
                         Err(status) => return (state, Refusal::of(&status).kind),
                     }
                 }
