@@ -72,6 +72,8 @@ fn claim_written_after_its_end_is_ended() {
             unmount(&client_again, volume, "web").await.unwrap();
             servers_have(&site, volume, &[]).await;
         }
+        // The comparison has ended long ago.
+        servers_have(&site, "old", &["n1/web"]).await;
         w.nothing_left(&client_again).await;
     });
 }
