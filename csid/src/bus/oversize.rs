@@ -4,7 +4,12 @@
 
 use std::io;
 use std::num::NonZeroU32;
+use std::os::fd::AsFd;
+use std::sync::{Arc, OnceLock};
 
+use tokio::net::UnixStream;
+use tokio::runtime::Handle;
+use tokio::task::JoinSet;
 use zbus::Message;
 use zbus::message::{Flags, Sequence, Type};
 
@@ -94,7 +99,50 @@ fn number(bytes: [u8; 4], big_endian: bool) -> u32 {
 }
 
 /// Reads the message to its end, from behind the primary header. Returns the sender that the header names.
+///
+/// A thread of its own reads it, see [`thread`]. csid's other thread reads it only if the system lacks threads or descriptors.
 pub(super) async fn discard(from: &mut Stream, primary: &Primary) -> io::Result<Option<String>> {
+    let (Ok(thread), Ok(stream)) = (thread(), from.stream.as_fd().try_clone_to_owned()) else {
+        return read_to_end(from, primary).await;
+    };
+    let (primary, receives) = (*primary, from.receives);
+    let (ahead, ahead_fds) = (std::mem::take(&mut from.ahead), std::mem::take(&mut from.ahead_fds));
+    // The task ends with this future: its descriptor would keep a connection open that csid has closed.
+    let mut reading = JoinSet::new();
+    let read = async move {
+        let stream = Arc::new(UnixStream::from_std(stream.into())?);
+        let mut from = Stream { stream, receives, ahead, ahead_fds, fds: 0 };
+        let sender = read_to_end(&mut from, &primary).await?;
+        Ok::<_, io::Error>((sender, from.ahead))
+    };
+    reading.spawn_on(read, thread);
+    let (sender, ahead) = match reading.join_next().await {
+        Some(Ok(read)) => read?,
+        Some(Err(error)) => return Err(io::Error::other(error)),
+        None => return Err(io::ErrorKind::UnexpectedEof.into()),
+    };
+    from.ahead = ahead;
+    Ok(sender)
+}
+
+/// Returns the thread that discards messages, and starts it at its first use.
+///
+/// Any user can send csid large messages. The thread that serves calls must not spend its time slice on them: the scheduler would then
+/// let it wait, and root's calls with it.
+fn thread() -> io::Result<&'static Handle> {
+    static THREAD: OnceLock<Handle> = OnceLock::new();
+    if let Some(thread) = THREAD.get() {
+        return Ok(thread);
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    let handle = runtime.handle().clone();
+    std::thread::Builder::new()
+        .name("csid-discard".into())
+        .spawn(move || runtime.block_on(std::future::pending::<()>()))?;
+    Ok(THREAD.get_or_init(|| handle))
+}
+
+async fn read_to_end(from: &mut Stream, primary: &Primary) -> io::Result<Option<String>> {
     let mut pieces =
         Pieces { from, piece: vec![0; PIECE], place: 0, end: 0, at: PRIMARY, whole: primary.whole };
     let sender = sender(&mut pieces, primary).await?;
@@ -254,10 +302,7 @@ pub(super) fn refuse(message: &Message) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use tokio::io::AsyncWriteExt;
-    use tokio::net::UnixStream;
     use zbus::connection::socket::{ReadHalf, Socket};
 
     use super::*;
