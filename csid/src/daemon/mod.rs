@@ -94,6 +94,7 @@ pub fn main_with(registry: &OpenRegistry) -> ExitCode {
             return ExitCode::from(2);
         }
     }
+    host::keep_heap_small();
     log::begin();
     panics::end_csid();
     report(start(directories, registry))

@@ -76,6 +76,11 @@ pub fn resolve(directory: &Path) -> Result<PathBuf, HostError> {
     })
 }
 
+/// Limits the memory that the allocator keeps. Call this before there is a second thread.
+pub fn keep_heap_small() {
+    raw::keep_heap_small();
+}
+
 /// Give memory back to the host, after something that needed much for a moment.
 pub fn trim_memory() {
     raw::trim();

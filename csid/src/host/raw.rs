@@ -106,6 +106,18 @@ pub(super) fn shared_memory(count: usize) -> Result<&'static [AtomicU64]> {
     Ok(unsafe { std::slice::from_raw_parts(address.cast(), count) })
 }
 
+/// Makes the allocator give large blocks back at once, and makes all threads use one heap. By itself it keeps a freed block of some
+/// megabytes, and small blocks that live long are put into it. Each thread then does so in a heap of its own.
+pub(super) fn keep_heap_small() {
+    const LARGE: libc::c_int = 128 * 1024;
+    // SAFETY: mallopt sets numbers of the allocator. No other thread runs yet.
+    #[cfg(target_env = "gnu")]
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, LARGE);
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+    }
+}
+
 /// Give memory that was freed back to the host; the allocator keeps it otherwise.
 pub(super) fn trim() {
     // SAFETY: malloc_trim has no preconditions; it returns pages of the heap that nothing is in.
