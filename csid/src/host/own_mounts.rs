@@ -233,13 +233,16 @@ impl Known {
     /// Reads the directories of all known mounts from mountinfo. One read serves all questions until csid has used it for long enough.
     fn read_roots(&mut self) -> Result<()> {
         let begun = Instant::now();
-        let shown = table::entries().map_err(Error::other)?;
-        let shown: HashMap<u64, MountEntry> = shown.into_iter().map(|entry| (entry.id, entry)).collect();
-        for facts in self.facts.iter_mut().filter(|facts| facts.root.is_some()) {
+        let text = table::text().map_err(Error::other)?;
+        let asked = self.facts.iter_mut().filter(|facts| facts.root.is_some());
+        let mut asked: HashMap<u64, &mut Facts> = asked.map(|facts| (facts.old_id, facts)).collect();
+        for mount in table::briefs(&text) {
             // A mount that is gone may get what one shows that has its id now. csid asks before it believes.
-            if let Some(entry) = shown.get(&facts.old_id) {
-                facts.place = self.hasher.hash_one(entry.path.as_os_str());
-                facts.root = Some(entry.root.clone());
+            let Some(facts) = asked.get_mut(&mount.id) else { continue };
+            let Some((root, path)) = mount.root_and_path() else { continue };
+            facts.place = self.hasher.hash_one(path.as_os_str());
+            if facts.root.as_ref().is_none_or(|known| known.as_os_str() != root.as_os_str()) {
+                facts.root = Some(root.into_owned());
             }
         }
         let used = (begun.elapsed() * USES_OF_READ).clamp(SHORTEST_USE, LONGEST_USE);

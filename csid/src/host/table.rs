@@ -1,6 +1,7 @@
 //! The mount table and the process table, read whole: for recovery, Reconcile and a person's error message,
 //! never to find out about one mount.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -66,8 +67,8 @@ const SERVED: [&str; 10] =
 /// The mount table of one moment.
 #[derive(Debug)]
 pub struct MountTable {
-    /// By the number of the mount that each is on, and where.
-    mounts: HashMap<(u64, PathBuf), MountEntry>,
+    /// By the number of the mount that each is on, then by the bytes of its path. Comparing paths part by part takes longer.
+    mounts: HashMap<u64, HashMap<OsString, MountEntry>>,
     /// The number that the mount of `/` is on.
     bottom: u64,
 }
@@ -91,8 +92,16 @@ impl MountTable {
         let ids: HashSet<u64> = entries.iter().map(|entry| entry.id).collect();
         let is_bottom = |entry: &&MountEntry| !ids.contains(&entry.parent) && entry.path == Path::new("/");
         let bottom = entries.iter().find(is_bottom).map_or(0, |entry| entry.parent);
-        let mounts = entries.into_iter().map(|entry| ((entry.parent, entry.path.clone()), entry));
-        MountTable { mounts: mounts.collect(), bottom }
+        let mut mounts: HashMap<u64, HashMap<OsString, MountEntry>> = HashMap::new();
+        for entry in entries {
+            mounts.entry(entry.parent).or_default().insert(entry.path.as_os_str().to_owned(), entry);
+        }
+        MountTable { mounts, bottom }
+    }
+
+    /// Returns all mounts that no other mount at the same place covers.
+    pub(super) fn entries(&self) -> impl Iterator<Item = &MountEntry> {
+        self.mounts.values().flat_map(HashMap::values)
     }
 
     /// Returns the mount that a walk to `path`, which is absolute, ends on. `None`: nothing is mounted there, or another mount
@@ -110,7 +119,7 @@ impl MountTable {
 
     /// Returns whether the automount `top` lies on a mount at the same path that is no automount.
     pub(super) fn covers_a_mount(&self, top: &MountEntry) -> bool {
-        let on = |mount: &MountEntry| self.mounts.values().find(|other| other.id == mount.parent);
+        let on = |mount: &MountEntry| self.entries().find(|other| other.id == mount.parent);
         let mut under = on(top);
         while let Some(mount) = under.filter(|mount| mount.path == top.path && mount.id != mount.parent) {
             if !is_autofs(mount) {
@@ -127,16 +136,27 @@ impl MountTable {
 
     /// Returns the mount that what lies at `path` is on: the last one that a walk there enters.
     pub(super) fn entry_around(&self, path: &Path) -> Option<&MountEntry> {
+        let path = plain(path);
         let mut way: Vec<&Path> = path.ancestors().collect();
         let mut reached: Option<&MountEntry> = None;
         while let Some(next) = way.last() {
             let on = reached.map_or(self.bottom, |mount| mount.id);
-            match self.mounts.get(&(on, next.to_path_buf())) {
+            match self.mounts.get(&on).and_then(|mounts| mounts.get(next.as_os_str())) {
                 Some(mount) => reached = Some(mount),
                 None => drop(way.pop()),
             }
         }
         reached
+    }
+}
+
+/// Returns the path without empty and `.` parts, as the kernel writes it.
+pub fn plain(path: &Path) -> Cow<'_, Path> {
+    let bytes = path.as_os_str().as_bytes();
+    let may_have = bytes.windows(2).any(|pair| matches!(pair, b"//" | b"/."));
+    match may_have || bytes.len() > 1 && bytes.ends_with(b"/") {
+        true => Cow::Owned(path.components().collect()),
+        false => Cow::Borrowed(path),
     }
 }
 
@@ -216,7 +236,8 @@ pub(super) fn shows(device: u64) -> Result<bool, HostError> {
 /// Bytes that are read of a mount table at first.
 const TEXT: usize = 64 << 10;
 
-fn text() -> Result<Vec<u8>, HostError> {
+/// Returns the text of csid's own `mountinfo`.
+pub(super) fn text() -> Result<Vec<u8>, HostError> {
     let table = Path::new("/proc/thread-self/mountinfo");
     let failed = |source| HostError::Os { step: "read".into(), path: table.into(), source };
     let mut file = File::open(table).map_err(failed)?;
@@ -319,7 +340,13 @@ pub(super) struct Brief<'a> {
     line: &'a [u8],
 }
 
-impl Brief<'_> {
+impl<'a> Brief<'a> {
+    /// Returns the directory of its file system that the mount shows, and the mount's path.
+    pub fn root_and_path(&self) -> Option<(Cow<'a, Path>, Cow<'a, Path>)> {
+        let mut fields = self.line.split(|&byte| byte == b' ').skip(3);
+        Some((unescape(fields.next()?), unescape(fields.next()?)))
+    }
+
     /// Returns the whole line.
     pub fn entry(&self) -> Option<MountEntry> {
         entry(self.line)
@@ -363,7 +390,8 @@ fn entry(line: &[u8]) -> Option<MountEntry> {
     let mut number = || number(fields.next()?);
     let (id, parent) = (number()?, number()?);
     let device = device(fields.next()?)?;
-    let (root, path) = (unescape(fields.next()?), unescape(fields.next()?));
+    let mut path = || Some(unescape(fields.next()?).into_owned());
+    let (root, path) = (path()?, path()?);
     let read_only = fields.next()?.split(|&byte| byte == b',').any(|option| option == b"ro");
     let groups = groups(fields.by_ref().take_while(|field| *field != b"-"));
     let mut text = || Some(unescape(fields.next()?).to_string_lossy().into_owned());
@@ -382,9 +410,9 @@ pub(super) fn unescaped(text: &str) -> String {
 }
 
 /// The kernel writes space, tab, newline, `\` and `#` as `\` and three octal digits.
-fn unescape(field: &[u8]) -> PathBuf {
+fn unescape(field: &[u8]) -> Cow<'_, Path> {
     if !field.contains(&b'\\') {
-        return PathBuf::from(OsStr::from_bytes(field));
+        return Cow::Borrowed(Path::new(OsStr::from_bytes(field)));
     }
     let mut path = Vec::with_capacity(field.len());
     let mut rest = field;
@@ -402,7 +430,7 @@ fn unescape(field: &[u8]) -> PathBuf {
             }
         }
     }
-    PathBuf::from(OsString::from_vec(path))
+    Cow::Owned(PathBuf::from(OsString::from_vec(path)))
 }
 
 /// Returns the holders of the mount at `path`: `PID COMMAND`, and `mount PATH` for mounts below it. The list may be incomplete, since
@@ -461,6 +489,27 @@ fn has_mapping(process: &Path, path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn plain_path_has_no_empty_part() {
+        for (path, is) in [
+            ("/", "/"),
+            ("/a/b", "/a/b"),
+            ("/a//b", "/a/b"),
+            ("/a/b/", "/a/b"),
+            ("//a/./b//", "/a/b"),
+            ("/.a/.b", "/.a/.b"),
+            ("/a/..b/.", "/a/..b"),
+        ] {
+            assert_eq!(plain(Path::new(path)).as_os_str(), is, "{path}");
+        }
+        let table =
+            MountTable::of(parsed(b"2 1 0:1 / / rw - ext4 d rw\n3 2 0:2 / /a/b rw - tmpfs t rw").collect());
+        assert_eq!(
+            table.at(Path::new("/a//b/")).unwrap().device,
+            table.at(Path::new("/a/b")).unwrap().device
+        );
+    }
 
     #[tokio::test]
     async fn simultaneous_callers_share_a_read() {
