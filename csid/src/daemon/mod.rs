@@ -33,7 +33,7 @@ use crate::metrics;
 use crate::plugin::{Plugins, files};
 use crate::store::registry::{Registry, RegistryError};
 use crate::store::rows::Phase;
-use crate::store::{Health, Loaded, Store, StoreError};
+use crate::store::{Health, JournalDirectory, Loaded, Store, StoreError};
 use crate::unix_signals::{SignalOrder, UnixSignals};
 use crate::volume::model::volume::Action;
 use crate::volume::servers::Servers;
@@ -222,8 +222,10 @@ impl Daemon {
             }
         }
         let directories = made_and_resolved(directories)?;
-        let (store, loaded) =
-            Store::open(&directories.journal(), &directories.runtime, config.node.as_deref())?;
+        let place = JournalDirectory::take(&directories.journal(), &directories.runtime)?;
+        // With many mounts this read takes as long as that of the journal. No other csid mounts any more.
+        let table = tokio::spawn(host::mount_table());
+        let (store, loaded) = Store::open_in(place, config.node.as_deref())?;
         let boot = boot::current(&directories.runtime)?;
         let kept = keep_roots(&mut files, &loaded.mounts, &directories);
         let same_boot = loaded.boot.as_deref().is_some_and(|journalled| boot.same(journalled));
@@ -249,7 +251,10 @@ impl Daemon {
         volumes.resolve_target_roots();
         let boot = boot.as_str().to_owned();
         let taken = match store.writable() {
-            Ok(()) => volumes.recover(loaded.volumes, loaded.mounts, boot.clone(), same_boot).await,
+            Ok(()) => {
+                let table = table.await.unwrap_or_default();
+                volumes.recover(loaded.volumes, loaded.mounts, boot.clone(), same_boot, table).await
+            }
             Err(_) => Ok(Recovered::default()),
         };
         let taken = match taken {
@@ -402,8 +407,9 @@ impl Daemon {
     /// Takes over the rows that a full disk kept back at the start.
     async fn take_over(&mut self) -> anyhow::Result<()> {
         let Some(Untaken { boot, same_boot }) = &self.untaken else { return Ok(()) };
+        let table = host::mount_table().await;
         let Loaded { volumes, mounts, .. } = self.handles.store.rows().await?;
-        match self.handles.volumes.recover(volumes, mounts, boot.clone(), *same_boot).await {
+        match self.handles.volumes.recover(volumes, mounts, boot.clone(), *same_boot, table).await {
             Err(RegistryError::Full(_)) => {}
             // Nothing more is taken over from a damaged journal.
             Err(RegistryError::Damaged(_)) => self.untaken = None,

@@ -4,6 +4,7 @@
 //! csid holds the root directory of each tmpfs by a descriptor, and walks from it. A plugin may mount a file system over the tmpfs
 //! whose server does not answer, and csid does not go there.
 
+use std::collections::BTreeSet;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -89,39 +90,41 @@ impl Host {
 
     /// Finds, by one look at the mount table, those tmpfs of these plugins' roots that an earlier csid mounted. Returns the paths of
     /// those that csid cannot hold, because another mount covers them or the table cannot be read.
-    pub async fn find_lives(&self, roots: impl IntoIterator<Item = PathBuf>) -> Vec<PathBuf> {
-        let is_unheld = |root: &PathBuf| !matches!(self.lives.get(root), Some(LiveState::Held(_)));
-        let mut roots: Vec<PathBuf> = roots.into_iter().filter(is_unheld).collect();
-        roots.sort();
-        roots.dedup();
-        if roots.is_empty() {
+    pub async fn find_lives(&self, roots: BTreeSet<PathBuf>) -> Vec<PathBuf> {
+        if roots.iter().all(|root| self.live_of(root).is_some()) {
             return Vec::new();
         }
         let _changing = self.lives.changing.lock().await;
-        let all: Vec<PathBuf> = roots.iter().map(|root| root.join(LIVE)).collect();
-        let finding = table::blocking(move || {
-            let entries = table::entries()?;
-            roots.retain(|root| entries.iter().any(|entry| is_own(entry) && entry.path == root.join(LIVE)));
-            let table = MountTable::of(entries);
-            let found = |root: PathBuf| (held(&root, &table).ok().flatten(), root);
-            Ok(roots.into_iter().map(found).collect::<Vec<_>>())
-        });
-        match finding.await {
+        match table::blocking(MountTable::read).await {
             Err(error) => {
                 tracing::warn!(%error, "the tmpfs of plugins cannot be looked for");
-                all
+                roots.iter().filter(|root| self.live_of(root).is_none()).map(|root| root.join(LIVE)).collect()
             }
-            Ok(found) => {
-                let mut left = Vec::new();
-                for (live, root) in found {
-                    match live {
-                        Some(live) => drop(self.lives.set(&root, Some(LiveState::Held(Arc::new(live))))),
-                        None => left.push(root.join(LIVE)),
-                    }
-                }
-                left
+            Ok(table) => self.hold_lives(&table, &roots),
+        }
+    }
+
+    /// As [`Host::find_lives`], by a mount table that was just read.
+    pub async fn find_lives_in(&self, table: &MountTable, roots: &BTreeSet<PathBuf>) -> Vec<PathBuf> {
+        let _changing = self.lives.changing.lock().await;
+        self.hold_lives(table, roots)
+    }
+
+    /// Holds those tmpfs of these roots that the table shows. The caller has `changing`.
+    fn hold_lives(&self, table: &MountTable, roots: &BTreeSet<PathBuf>) -> Vec<PathBuf> {
+        let mut left = Vec::new();
+        for root in roots.iter().filter(|root| self.live_of(root).is_none()) {
+            let path = root.join(LIVE);
+            let plain = table::plain(&path);
+            if !table.entries().any(|entry| is_own(entry) && entry.path.as_os_str() == plain.as_os_str()) {
+                continue;
+            }
+            match held(root, table) {
+                Ok(Some(live)) => drop(self.lives.set(root, Some(LiveState::Held(Arc::new(live))))),
+                Ok(None) | Err(_) => left.push(path),
             }
         }
+        left
     }
 
     /// Unmounts the tmpfs of a plugin's root that no plugin uses any more, if nothing is in it. Returns whether it is gone.

@@ -60,7 +60,7 @@ pub use look::Look;
 pub use namespaces::{Backing, MountElsewhere, PlacedMount, Shown, Sought};
 pub use own_mounts::OwnPaths;
 pub use path::Access;
-pub use table::{MountPoint, MountTable, TableMount};
+pub use table::{MountPoint, MountTable, TableMount, plain};
 
 /// Returns the name of a directory without symbolic links, as all of this module wants it. It walks in this process, so the
 /// directory has to be csid's own.
@@ -74,6 +74,12 @@ pub fn resolve(directory: &Path) -> Result<PathBuf, HostError> {
         path: directory.into(),
         source,
     })
+}
+
+/// Reads the mount table. No file system is asked for it. `None`: it cannot be read, so each path has to be probed.
+pub async fn mount_table() -> Option<MountTable> {
+    let table = table::blocking(MountTable::read).await;
+    table.inspect_err(|error| tracing::warn!(%error, "the mount table cannot be read")).ok()
 }
 
 /// Limits the memory that the allocator keeps. Call this before there is a second thread.

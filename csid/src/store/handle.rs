@@ -49,11 +49,16 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens or creates the journal in `directory`, which is made 0700 if it is not there; blocking, at start. In
-    /// `runtime`, which a boot empties, is noted how far it came. A damaged journal is opened to be read. `node`: another
-    /// name of this host in claims than the one of its first start.
+    /// Opens or creates the journal in `directory`, as [`JournalDirectory::take`] and [`Store::open_in`] do.
     pub fn open(directory: &Path, runtime: &Path, node: Option<&str>) -> Result<(Store, Loaded), StoreError> {
-        let place = Arc::new(JournalDirectory::take(directory, runtime)?);
+        Store::open_in(JournalDirectory::take(directory, runtime)?, node)
+    }
+
+    /// Opens or creates the journal in its directory; blocking, at start. A damaged journal is opened to be read. `node`: another
+    /// name of this host in claims than the one of its first start.
+    pub fn open_in(place: JournalDirectory, node: Option<&str>) -> Result<(Store, Loaded), StoreError> {
+        let directory = place.directory.clone();
+        let place = Arc::new(place);
         if let Some(kept) = place.finish()? {
             tracing::warn!(kept = %kept.display(), "a new journal took the place of a damaged one");
         }
@@ -79,11 +84,7 @@ impl Store {
         let thread = std::thread::Builder::new()
             .name("journal".into())
             .spawn(move || thread::run(journal, inbox, &of_thread, &registry))
-            .map_err(|source| StoreError::File {
-                step: "start the thread of",
-                path: directory.into(),
-                source,
-            })?;
+            .map_err(|source| StoreError::File { step: "start the thread of", path: directory, source })?;
         Ok((Store { requests, shared, thread: Arc::new(Mutex::new(Some(thread))) }, loaded))
     }
 

@@ -52,4 +52,5 @@ pub use counts::Counts;
 pub use error::StoreError;
 pub use handle::{Store, Syncing};
 pub use loaded::{Loaded, MountFilter};
+pub use place::JournalDirectory;
 pub use shared::Health;

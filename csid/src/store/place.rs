@@ -20,16 +20,17 @@ pub(super) const LOG: &str = "csid.db-wal";
 const BORN: &str = "csid.db.new";
 const NEXT: &str = "csid.db.next";
 
-pub(super) struct JournalDirectory {
-    pub directory: PathBuf,
+/// The directory of the journal, which no other csid has while this lives.
+pub struct JournalDirectory {
+    pub(super) directory: PathBuf,
     /// csid's runtime directory, which a boot empties.
-    pub runtime: PathBuf,
+    pub(super) runtime: PathBuf,
     /// The directory, locked while this lives.
     fd: OwnedFd,
 }
 
 impl JournalDirectory {
-    /// Make the directory 0700 if it is not there, and lock it.
+    /// Makes the directory 0700 if it is not there, and locks it. In `runtime`, which a boot empties, is noted how far the journal came.
     pub fn take(directory: &Path, runtime: &Path) -> Result<JournalDirectory, StoreError> {
         match rustix::fs::mkdir(directory, Mode::RWXU) {
             Ok(()) | Err(Errno::EXIST) => {}

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::Error;
-use crate::host::{Backing, Look, MountTable, OwnMounts, OwnPaths, PlacedMount, Shown, TableMount};
+use crate::host::{
+    Backing, Look, MountTable, OwnMounts, OwnPaths, PlacedMount, Shown, TableMount, mount_table,
+};
 use crate::store::rows::{AttachmentMode, Leg, MountRow, VolumeRow};
 use crate::volume::context::Context;
 use crate::volume::model::paths;
@@ -44,7 +46,7 @@ impl Context {
 
     /// Returns the observed states that the probes mean for the rows. Targets are probed in parallel.
     pub(super) async fn sights_of(&self, rows: &[&MountRow], looks: &[Look]) -> Vec<Observed> {
-        let table = self.mount_table();
+        let table = mount_table().await;
         let asking = rows.iter().zip(looks).map(|(row, look)| self.sight_in(table.as_ref(), row, look));
         side_by_side(asking).await
     }
@@ -57,20 +59,17 @@ impl Context {
         }
     }
 
-    /// Returns the mount table. `None`: it cannot be read, so each path is probed.
-    fn mount_table(&self) -> Option<MountTable> {
-        let table = self.host.mount_table();
-        table.inspect_err(|error| tracing::warn!(%error, "the mount table cannot be read")).ok()
-    }
-
     /// Returns the observed states at csid's start, with the probe of each mount that was probed. A mount that the mount table
     /// shows is not probed, so csid does not wait for its server. If it hangs or is dead, it counts as there. Notes the volumes
-    /// whose mounts have a server.
-    pub(super) async fn sights_at_start(&self, rows: &[&MountRow]) -> Vec<(Observed, Option<Look>)> {
-        let table = self.mount_table();
+    /// whose mounts have a server. `table`: the mount table; without it each mount is probed.
+    pub(super) async fn sights_at_start(
+        &self,
+        rows: &[&MountRow],
+        table: Option<&MountTable>,
+    ) -> Vec<(Observed, Option<Look>)> {
         let asking = rows.iter().map(|row| async {
             if row.spec.usage.attachment_mode == AttachmentMode::FileSystem
-                && let Some(table) = &table
+                && let Some(table) = table
                 && let Some(shown) = table.at(Path::new(&row.source))
                 && row.device == Some(shown.device)
             {
@@ -116,9 +115,13 @@ impl Context {
     /// Probes the published path of each row, and returns the results in the order of the rows. The mount table answers for
     /// mounts without a server.
     pub(super) async fn looks(&self, rows: &[&MountRow]) -> Vec<Look> {
-        let table = self.mount_table();
+        self.looks_in(rows, mount_table().await.as_ref()).await
+    }
+
+    /// As [`Context::looks`], by a mount table that was just read. `None`: each mount is probed.
+    pub(super) async fn looks_in(&self, rows: &[&MountRow], table: Option<&MountTable>) -> Vec<Look> {
         let looking = rows.iter().map(|row| async {
-            let shown = table.as_ref().and_then(|table| table.at(Path::new(&row.source)));
+            let shown = table.and_then(|table| table.at(Path::new(&row.source)));
             match shown {
                 Some(TableMount { device, is_served: false, .. }) if row.device == Some(device) => {
                     Look::Mounted { device, served: false }

@@ -41,7 +41,7 @@ fn tmpfs_is_mounted_once_and_found_again() {
         make(&host, &root, "live/publish/volume").unwrap();
         assert_eq!(fs::metadata(live.join("publish/volume")).unwrap().dev(), number(&live));
         let next = Host::of_threads();
-        next.find_lives([own.clone(), root.join("missing")]).await;
+        next.find_lives([own.clone(), root.join("missing")].into()).await;
         for host in [&host, &next] {
             assert_eq!(host.live(&own), Live::At(live.clone()));
             assert_eq!(made(host, &root).await, Some(live.clone()));
@@ -72,7 +72,7 @@ fn foreign_mount_at_live_is_not_entered() {
                 directory(tmpfs(live.clone()).join("publish/volume"));
             }
             let host = Host::of_threads();
-            host.find_lives([own.clone()]).await;
+            host.find_lives([own.clone()].into()).await;
             assert_eq!(made(&host, &root).await, None);
             assert_eq!(host.live(&own), Live::Without);
             let (kind, path) = (live.join("publish"), live.join("publish/volume"));
@@ -111,7 +111,7 @@ fn mount_over_the_tmpfs_does_not_hold_csid_up() {
         assert_eq!(host.entries(&kind, &kind).unwrap(), [kind.join("other")]);
         // The next csid sees what is on top.
         let next = Host::of_threads();
-        next.find_lives([own.clone()]).await;
+        next.find_lives([own.clone()].into()).await;
         assert_eq!((next.live(&own), made(&next, &root).await), (Live::Unknown, None));
         assert!(begun.elapsed() < AT_ONCE);
         drop(server);

@@ -35,7 +35,7 @@ impl Executor<'_> {
         if !effect.action.makes() {
             // Something may have covered it when csid started, and be gone.
             if self.shared.host.live_of(root).is_none() {
-                self.shared.host.find_lives([root.to_owned()]).await;
+                self.shared.host.find_lives([root.to_owned()].into()).await;
             }
             return;
         }

@@ -104,16 +104,17 @@ impl Volumes {
             }
         }
         let of_plugin = |(of, root): (String, PathBuf)| (of == id).then_some(root);
-        let roots: Vec<PathBuf> = self.shared.plugins.roots().into_iter().filter_map(of_plugin).collect();
+        let roots: BTreeSet<PathBuf> =
+            self.shared.plugins.roots().into_iter().filter_map(of_plugin).collect();
         self.shared.plugins.unregister(id, instance, uid).await?;
         self.unmount_lives(id, roots).await;
         Ok(())
     }
 
     /// Unmounts the tmpfs of each of these roots that is empty and that no other plugin uses.
-    async fn unmount_lives(&self, id: &str, roots: Vec<PathBuf>) {
+    async fn unmount_lives(&self, id: &str, roots: BTreeSet<PathBuf>) {
         // No row may have been below it since csid started.
-        self.shared.host.find_lives(roots.iter().cloned()).await;
+        self.shared.host.find_lives(roots.clone()).await;
         let used = self.shared.plugins.roots();
         for root in roots.iter().filter(|root| used.iter().all(|(_, used)| used != *root)) {
             if let Err(error) = self.shared.host.unmount_live(root).await {

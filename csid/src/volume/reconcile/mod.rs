@@ -7,14 +7,14 @@ mod monitor;
 mod reconstruct;
 mod startup;
 
-use std::collections::BTreeSet;
-use std::ffi::OsStr;
+use std::collections::{BTreeSet, HashSet};
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
 use crate::error::Result;
-use crate::host::Look;
+use crate::host::{Look, plain};
 use crate::store::event_kind::EventKind;
 use crate::store::rows::{EventDetails, MountRow, NewEvent, Phase};
 use crate::store::{Change, Durability, MountFilter};
@@ -133,21 +133,27 @@ impl Volumes {
             found.extend(entries(&staged, &staged).into_iter().map(|path| (staged.clone(), path)));
         }
         let known = self.known().await?;
-        found.retain(|(_, path)| !known.contains(path));
+        found.retain(|(_, path)| !known.contains(plain(path).as_os_str()));
         Ok(found)
     }
 
-    /// Returns the paths that rows explain.
-    async fn known(&self) -> Result<BTreeSet<PathBuf>> {
-        let mut known = BTreeSet::new();
+    /// Returns the paths that rows explain, by their bytes. Comparing paths part by part takes longer.
+    async fn known(&self) -> Result<HashSet<OsString>> {
+        let mut known = HashSet::new();
+        let mut add = |path: &Path| {
+            let path = plain(path);
+            if !known.contains(path.as_os_str()) {
+                known.insert(path.into_owned().into_os_string());
+            }
+        };
         for (row, staging) in self.shared.store.mounts(MountFilter::default()).await? {
             let is_own = |path: &&Path| !path.ends_with(paths::PUBLISH) && !path.ends_with(paths::PRIVATE);
             for path in [row.source.as_str(), row.published()] {
-                known.extend(Path::new(path).ancestors().take_while(is_own).map(Path::to_path_buf));
+                Path::new(path).ancestors().take_while(is_own).for_each(&mut add);
             }
             // Another manager's staging path may lie deeper.
             let above = Path::new(&staging).ancestors();
-            known.extend(above.take_while(|path| !path.ends_with(paths::STAGING)).map(Path::to_path_buf));
+            above.take_while(|path| !path.ends_with(paths::STAGING)).for_each(&mut add);
         }
         Ok(known)
     }
@@ -161,7 +167,7 @@ impl Volumes {
             let root = paths::root(source).filter(|_| paths::is_own(&row.volume, source));
             roots.extend(root.map(Path::to_path_buf));
         }
-        self.shared.host.find_lives(roots.iter().cloned()).await;
+        self.shared.host.find_lives(roots.clone()).await;
         let lives: Vec<PathBuf> = roots.iter().filter_map(|root| self.shared.host.live_of(root)).collect();
         roots.extend(lives);
         Ok(roots)
@@ -180,7 +186,7 @@ impl Volumes {
                 continue;
             }
             // A mount may have begun to use the path since it was found.
-            if self.known().await?.contains(&path) {
+            if self.known().await?.contains(plain(&path).as_os_str()) {
                 continue;
             }
             let name = path.file_name().and_then(|name| name.to_str());
@@ -197,14 +203,6 @@ impl Volumes {
 }
 
 impl Context {
-    /// Finds the tmpfs of plugins' roots that an earlier csid mounted and these paths are in.
-    async fn find_lives(&self, paths: impl Iterator<Item = &str>) {
-        let root =
-            |path: &str| paths::root_of_live(paths::kind(Path::new(path))?.parent()?).map(Path::to_path_buf);
-        let roots: BTreeSet<PathBuf> = paths.filter_map(root).collect();
-        self.host.find_lives(roots).await;
-    }
-
     /// Returns the entries of a volume's directory of publishes, and the publishes in directories of one mount there, the
     /// deepest first. Directories on which something is mounted are not read.
     pub(in crate::volume) fn targets(&self, base: &Path, directory: &Path) -> Vec<PathBuf> {

@@ -183,7 +183,7 @@ impl Context {
             }
         }
         // What is mounted in a tmpfs that csid does not see would be forgotten.
-        let unheld = self.host.find_lives(roots.keys().cloned().chain(lives)).await;
+        let unheld = self.host.find_lives(roots.keys().cloned().chain(lives).collect()).await;
         if let Some(live) = unheld.into_iter().next() {
             return Err(HostError::Occupied(live).into());
         }

@@ -2,12 +2,13 @@
 //! does the rest, so a plugin that is away delays only its own volumes.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::fault;
-use crate::host::{Look, Restrict};
+use crate::host::{Look, MountTable, Restrict};
 use crate::store::event_kind::EventKind;
 use crate::store::registry::{
     Claim, ClaimFilter, ClaimState, ListedClaim, Record, RecordFilter, RegistryError,
@@ -35,22 +36,29 @@ struct Seen {
 
 impl Volumes {
     /// Takes over the journal's rows. After an error nothing is taken over, and the call can be repeated. `boot`: the present
-    /// boot, to be journalled. `same_boot`: the rows are of this boot.
+    /// boot, to be journalled. `same_boot`: the rows are of this boot. `table`: the mount table, read since no other csid had the
+    /// journal. Without it each mount is probed.
     pub async fn recover(
         &self,
         volumes: Vec<VolumeRow>,
         mounts: Vec<MountRow>,
         boot: String,
         same_boot: bool,
+        table: Option<MountTable>,
     ) -> Result<Recovered, RegistryError> {
         let shared = &self.shared;
         shared.untaken.store(true, Ordering::SeqCst);
         let staged = volumes.iter().filter_map(|row| row.staging.as_deref());
-        shared.find_lives(mounts.iter().map(|row| row.source.as_str()).chain(staged)).await;
+        let roots = roots_of_lives(mounts.iter().map(|row| row.source.as_str()).chain(staged));
+        // One table serves all rows: the read of a long one is most of the time until csid is ready.
+        if let Some(table) = &table {
+            shared.host.find_lives_in(table, &roots).await;
+        }
         self.restrict_half_published(&mounts).await;
         let called_mounted: Vec<&MountRow> =
             mounts.iter().filter(|row| row.phase == Phase::Mounted).collect();
-        let mut looked = shared.sights_at_start(&called_mounted).await.into_iter();
+        let mut looked = shared.sights_at_start(&called_mounted, table.as_ref()).await.into_iter();
+        drop(table);
         let mut seen: BTreeMap<VolumeKey, Seen> = BTreeMap::new();
         for row in mounts {
             let (sight, look) = match row.phase {
@@ -178,6 +186,14 @@ impl Volumes {
         }
         Ok(())
     }
+}
+
+/// Returns the roots of plugins below whose tmpfs these paths are.
+fn roots_of_lives<'p>(paths: impl Iterator<Item = &'p str>) -> BTreeSet<PathBuf> {
+    let root = |path: &'p str| paths::root_of_live(paths::kind(Path::new(path))?.parent()?);
+    // Most paths are below the same few roots.
+    let roots: BTreeSet<&OsStr> = paths.filter_map(root).map(Path::as_os_str).collect();
+    roots.into_iter().map(PathBuf::from).collect()
 }
 
 /// Work to continue without a caller: its subject, the volume whose actor does it, and its uid.
