@@ -127,7 +127,7 @@ impl Volumes {
         let mut patient = patients.remove(key).unwrap_or_else(|| HealthHistory::new(now));
         patient.confirm(&mut seen);
         let rows: Vec<_> = seen.iter().map(|(row, look)| (&**row, look)).collect();
-        match self.shared.tell(patient.ills.clone(), &rows).await {
+        match self.shared.tell(&mut patient.ills.clone(), &rows).await {
             Ok(ills) => patient.ills = ills,
             Err(error) => {
                 patients.insert(key.clone(), patient);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::error::Result;
-use crate::host::{Look, trim_memory};
+use crate::host::{Look, mount_table, trim_memory};
 use crate::plugin::PluginChange;
 use crate::store::event_kind::EventKind;
 use crate::store::rows::{MountKey, MountRow, Phase};
@@ -18,6 +18,8 @@ use crate::volume::probe::{there, why};
 use crate::volume::tables::watched_volumes::WatchedVolumes;
 
 const EVERY: Duration = Duration::from_secs(60);
+/// Rows that are read together. Ten thousand rows at once need as much memory as the rest of csid.
+const PART: usize = if cfg!(test) { 2 } else { 1_000 };
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::volume) enum MountFailure {
@@ -74,27 +76,37 @@ impl Volumes {
 
     async fn look_around(&self, ills: &mut UnhealthyMounts) -> Result<()> {
         let served = &self.shared.served;
-        let filter = MountFilter { phase: Some(Phase::Mounted), ..MountFilter::default() };
-        let rows = self.shared.store.mounts(filter).await?.into_iter().map(|(row, _)| row);
-        let rows: Vec<MountRow> = rows.filter(|row| !served.has(&row.volume)).collect();
-        let looks = self.shared.looks(&rows.iter().collect::<Vec<_>>()).await;
-        let mut seen = Vec::new();
-        for (row, look) in rows.iter().zip(&looks) {
-            match WatchedVolumes::are_watched(look) {
-                true => served.note(row),
-                false => seen.push((row, look)),
+        // A mount that is newer than the table is probed.
+        let table = mount_table().await;
+        let mut filter = MountFilter { phase: Some(Phase::Mounted), most: PART, ..MountFilter::default() };
+        let mut now = UnhealthyMounts::new();
+        loop {
+            let rows: Vec<MountRow> =
+                self.shared.store.mounts(filter.clone()).await?.into_iter().map(|(row, _)| row).collect();
+            let Some(last) = rows.last() else { break };
+            filter.after = Some(last.key.clone());
+            let rows: Vec<&MountRow> = rows.iter().filter(|row| !served.has(&row.volume)).collect();
+            let looks = self.shared.looks_in(&rows, table.as_ref()).await;
+            let mut seen = Vec::new();
+            for (row, look) in rows.into_iter().zip(&looks) {
+                match WatchedVolumes::are_watched(look) {
+                    true => served.note(row),
+                    false => seen.push((row, look)),
+                }
             }
+            now.extend(self.shared.tell(ills, &seen).await?);
         }
-        *ills = self.shared.tell(std::mem::take(ills), &seen).await?;
+        *ills = now;
         Ok(())
     }
 }
 
 impl Context {
-    /// Reports by events which of the probed mounts have changed. Returns the mounts that have a failure now.
+    /// Reports by events which of the probed mounts have changed, and takes these mounts out of `before`. Returns those that have a
+    /// failure now.
     pub(in crate::volume) async fn tell(
         &self,
-        mut before: UnhealthyMounts,
+        before: &mut UnhealthyMounts,
         seen: &[(&MountRow, &Look)],
     ) -> Result<UnhealthyMounts> {
         let mut ills = UnhealthyMounts::new();
