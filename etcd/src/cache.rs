@@ -8,6 +8,7 @@ use csid::store::registry::{HeldIndex, VolumeName};
 use futures_util::FutureExt;
 use tokio::sync::{Notify, watch};
 
+use crate::by_node::NodeIndex;
 use crate::error::EtcdError;
 use crate::keys::{Keys, RowKey};
 use crate::members::Timing;
@@ -47,8 +48,7 @@ pub(crate) struct Volumes {
     pub revision: u64,
     pub by_name: BTreeMap<VolumeName, Arc<Stored>>,
     pub held: HeldIndex,
-    /// The number of claims of each node that has some.
-    pub claims_of: BTreeMap<String, usize>,
+    pub by_node: NodeIndex,
     /// Volumes with a value that cannot be read.
     pub unreadable: BTreeSet<VolumeName>,
 }
@@ -230,19 +230,7 @@ impl Volumes {
         let Some(volume) = self.by_name.get_mut(name) else { return };
         Arc::make_mut(volume).finish();
         self.held.change(&before.record, &volume.record);
-        for (had, has) in before.record.claims.differences(&volume.record.claims) {
-            if let Some(claim) = has.filter(|_| had.is_none()) {
-                *self.claims_of.entry(claim.node.clone()).or_insert(0) += 1;
-            }
-            if let Some(claim) = had.filter(|_| has.is_none())
-                && let Some(count) = self.claims_of.get_mut(&claim.node)
-            {
-                *count = count.saturating_sub(1);
-                if *count == 0 {
-                    self.claims_of.remove(&claim.node);
-                }
-            }
-        }
+        self.by_node.change(name, &before.record.claims, &volume.record.claims);
         match volume.unreadable(keys) {
             Some(_) => self.unreadable.insert(name.clone()),
             None => self.unreadable.remove(name),

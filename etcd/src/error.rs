@@ -38,6 +38,16 @@ pub enum EtcdError {
     Unreadable { key: String, why: String },
 }
 
+impl EtcdError {
+    /// Returns the key that cannot be read. The reason may have a part of its value, and is not for logs.
+    pub(crate) fn key(self) -> Option<String> {
+        match self {
+            EtcdError::Unreadable { key, .. } => Some(key),
+            _ => None,
+        }
+    }
+}
+
 impl From<EtcdError> for RegistryError {
     fn from(error: EtcdError) -> Self {
         let variant = match error {

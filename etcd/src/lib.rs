@@ -9,6 +9,7 @@
 //!   or refuses it. Then etcd's history says which try it was.
 //! - A field that this version does not know is written back as it was read.
 
+mod by_node;
 mod cache;
 mod change;
 mod client;
@@ -16,6 +17,7 @@ mod error;
 mod guard;
 mod keys;
 mod limits;
+mod listing;
 mod lists;
 mod members;
 mod operations;
@@ -30,6 +32,7 @@ mod wire;
 pub use error::EtcdError;
 pub use guard::{Expected, Guard};
 pub use keys::{RowKey, Rows};
+pub use listing::{ClaimInList, ClaimsAfter, LeftOut, ListFilter, ListPart};
 pub use members::{EtcdConfig, EtcdTls, Timing};
 pub use registry::{EtcdRegistry, KeepEvents, Swapped};
 pub use rows::{Row, RowStore, Write, Written};

@@ -83,6 +83,13 @@ pub(crate) fn claims(
     Ok(found)
 }
 
+/// Returns the records with work that is not done, but for those that cannot be read.
+pub(crate) fn restless(volumes: &Volumes) -> Vec<Record> {
+    let readable = volumes.by_name.iter().filter(|(name, _)| !volumes.unreadable.contains(name));
+    let records = readable.map(|(_, stored)| &stored.record);
+    records.filter(|record| record.is_restless()).cloned().collect()
+}
+
 /// Returns the number of claims in each state. A blocked one is parked, whatever its state.
 pub(crate) fn claim_states(keys: &Keys, volumes: &Volumes) -> Result<BTreeMap<String, u64>, EtcdError> {
     let mut states = BTreeMap::new();

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use csid::store::registry::{
     ClaimFilter, Conflict, HeldVolumes, Listed, ListedClaim, Record, RecordFilter, Registry, RegistryError,
@@ -22,6 +22,7 @@ use crate::client::{Client, Decided};
 use crate::error::EtcdError;
 use crate::guard::Guard;
 use crate::keys::{Keys, Part, RowKey};
+use crate::listing::{self, ClaimInList, ClaimsAfter, LeftOut, ListFilter, ListPart};
 use crate::lists;
 use crate::members::EtcdConfig;
 use crate::rows::{RowStore, broken};
@@ -33,6 +34,9 @@ use crate::wire::{Event, KeyValue, RangeRequest, TxnResponse};
 
 /// How long a change waits for the cache to have the record it changes, before it asks etcd.
 const CACHE_WAIT: Duration = Duration::from_millis(50);
+
+/// The least time between two warnings of volumes that lists leave out.
+const BETWEEN_WARNINGS: Duration = Duration::from_secs(60);
 
 const BECAME: &str = "read what became of a change";
 
@@ -53,6 +57,8 @@ pub enum Swapped {
 pub struct EtcdRegistry {
     inner: Arc<Inner>,
     watcher: JoinHandle<()>,
+    /// When the log had last what lists leave out.
+    warned: Mutex<Option<Instant>>,
 }
 
 struct Inner {
@@ -88,7 +94,7 @@ impl EtcdRegistry {
             id: random()?,
             changes: AtomicU64::new(0),
         };
-        Ok(EtcdRegistry { inner: Arc::new(inner), watcher })
+        Ok(EtcdRegistry { inner: Arc::new(inner), watcher, warned: Mutex::default() })
     }
 
     /// Returns the rows that are not volumes.
@@ -116,8 +122,60 @@ impl EtcdRegistry {
 
     /// Returns the number of a node's claims.
     pub async fn claims_of(&self, node: &str) -> Result<usize, EtcdError> {
+        Ok(self.inner.volumes().await?.by_node.claims(node))
+    }
+
+    /// Returns the revision that lists have.
+    pub async fn index(&self) -> Result<u64, EtcdError> {
+        Ok(self.inner.volumes().await?.revision)
+    }
+
+    /// Returns a part of the volumes after one, ordered by name, with at most `most` rows. `sees`: whether the caller sees a namespace.
+    pub async fn volume_list(
+        &self,
+        filter: &ListFilter,
+        after: Option<&VolumeName>,
+        most: usize,
+        sees: impl Fn(&str) -> bool,
+    ) -> Result<ListPart<Record, VolumeName>, EtcdError> {
         let volumes = self.inner.volumes().await?;
-        Ok(volumes.claims_of.get(node).copied().unwrap_or(0))
+        let part = listing::volumes(&self.inner.keys, &volumes, filter, after, most, &sees);
+        self.warn_of(&part.left_out);
+        Ok(part)
+    }
+
+    /// Returns a part of the claims after one, ordered by volume, node and consumer, with at most `most` rows.
+    pub async fn claim_list(
+        &self,
+        filter: &ListFilter,
+        after: Option<&ClaimsAfter>,
+        most: usize,
+        sees: impl Fn(&str) -> bool,
+    ) -> Result<ListPart<ClaimInList, ClaimsAfter>, EtcdError> {
+        let volumes = self.inner.volumes().await?;
+        let part = listing::claims(&self.inner.keys, &volumes, filter, after, most, &sees);
+        self.warn_of(&part.left_out);
+        Ok(part)
+    }
+
+    /// Returns the volumes with work that is not done, and the revision at which they were read. Volumes that cannot be read are left out.
+    pub async fn restless(&self) -> Result<(Vec<Record>, u64), EtcdError> {
+        let volumes = self.inner.volumes().await?;
+        Ok((lists::restless(&volumes), volumes.revision))
+    }
+
+    /// Logs what a list has left out, without its content, and at most once a minute.
+    fn warn_of(&self, LeftOut { count, first }: &LeftOut) {
+        let Some((_, key)) = first else { return };
+        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
+        if warned.is_none_or(|warned| warned.elapsed() >= BETWEEN_WARNINGS) {
+            *warned = Some(Instant::now());
+            tracing::warn!(
+                count,
+                key,
+                "a list leaves out volumes that cannot be read; the first one's key is named"
+            );
+        }
     }
 }
 
