@@ -7,9 +7,7 @@ use csi_proto::identity::{Identity, Role, is_member_name};
 use csid::error::{Obstacle, Step, shortened};
 use csid::random;
 use csid::store::Durability;
-use csid::store::registry::{
-    Claim, ClaimState, Conflict, Record, RecordFilter, Registry, RegistryError, Swap, VolumeName,
-};
+use csid::store::registry::{Claim, ClaimState, Conflict, Record, Registry, RegistryError, Swap, VolumeName};
 use csid::volume::rules::{self, ClaimEvent, ClaimNext, Claims, check_name};
 use csid::{Error, Kind};
 use csid_etcd::{Guard, RowKey, Swapped};
@@ -253,8 +251,7 @@ impl Cluster {
         let deadline = Instant::now() + limit;
         let Some(id) = self.begin_release(caller, &name, &ask).await? else { return Ok(Done {}) };
         loop {
-            let (_, index) =
-                self.registry.records(RecordFilter { most: 1, ..RecordFilter::default() }).await?;
+            let index = self.registry.index().await?;
             let record = self.registry.record(name.clone()).await?;
             if record.claim_at(&ask.consumer, &ask.node).is_none_or(|claim| claim.id != id) {
                 return Ok(Done {});
@@ -313,8 +310,7 @@ impl Cluster {
 
     /// Returns the claims that their nodes have to release, and the revision at which they were.
     pub async fn due_releases(&self) -> Result<(Vec<(String, ClaimChanged)>, u64)> {
-        let filter = RecordFilter { restless: true, ..RecordFilter::default() };
-        let (records, index) = self.registry.records(filter).await?;
+        let (records, index) = self.registry.restless().await?;
         let mut due = Vec::new();
         for record in &records {
             let claims = record.claims.iter();

@@ -9,8 +9,8 @@ use csi_proto::cluster::v1::cluster_server::Cluster as Calls;
 use csi_proto::cluster::v1::from_node::Is as From;
 use csi_proto::cluster::v1::to_node::Is as To;
 use csi_proto::cluster::v1::{
-    Accepted, ChangeAsk, ClaimAsk, Done, FromNode, Granted, Hello, ListAsk, Owed, ReleaseAsk, ToNode,
-    VolumeAsk, VolumePage, VolumeRow,
+    Accepted, ChangeAsk, ClaimAsk, ClaimPage, Done, FromNode, Granted, Hello, ListAsk, Owed, ReleaseAsk,
+    ToNode, VolumeAsk, VolumePage, VolumeRow,
 };
 use csi_proto::identity::{Identity, Role};
 use csid::{Error, Kind};
@@ -23,6 +23,7 @@ use crate::cluster::Cluster;
 use crate::failure::{Result, ServerError};
 use crate::grants::May;
 use crate::join::{Joined, Joining};
+use crate::lists::Page;
 use crate::sessions::{Entered, Outgoing, Sessions, WAITING};
 
 /// How long a node has for its Hello.
@@ -41,7 +42,7 @@ pub struct Service {
     pub sessions: Arc<Sessions>,
     /// Places for lists. Each has pages in memory until its reader takes them.
     pub lists: Arc<Semaphore>,
-    /// The same, for operators' lists of nodes.
+    /// The same, for operators' lists.
     pub operators_lists: Arc<Semaphore>,
 }
 
@@ -51,6 +52,7 @@ pub type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 impl Calls for Service {
     type SessionStream = Answers<ToNode>;
     type VolumesStream = Answers<VolumePage>;
+    type ClaimsStream = Answers<ClaimPage>;
 
     async fn session(
         &self,
@@ -94,6 +96,9 @@ impl Calls for Service {
             Some(What::Register(register)) => {
                 Ok(Response::new(self.cluster.register(&caller, register).await?))
             }
+            Some(What::Deregister(deregister)) => {
+                Ok(Response::new(self.cluster.deregister(&caller, deregister).await?))
+            }
             None => {
                 let error = match caller.role {
                     Role::Server => ServerError::denied(format!("{caller} changes no volumes")),
@@ -111,15 +116,30 @@ impl Calls for Service {
 
     async fn volumes(&self, request: Request<ListAsk>) -> Result<Response<Self::VolumesStream>, Status> {
         let caller = self.cluster.caller(&request)?;
-        let (list, mut after) = self.cluster.list_of(&caller, request.into_inner())?;
-        let place = place(&self.lists)?;
+        self.list(caller, request.into_inner())
+    }
+
+    async fn claims(&self, request: Request<ListAsk>) -> Result<Response<Self::ClaimsStream>, Status> {
+        let caller = self.cluster.caller(&request)?;
+        self.list(caller, request.into_inner())
+    }
+}
+
+impl Service {
+    /// Sends a list in pages.
+    fn list<P: Page>(&self, caller: Identity, ask: ListAsk) -> Result<Response<Answers<P>>, Status> {
+        let mut list = self.cluster.list_of(&caller, ask)?;
+        let places = match caller.role {
+            Role::Operator => &self.operators_lists,
+            Role::Node | Role::Server => &self.lists,
+        };
+        let place = place(places)?;
         let cluster = self.cluster.clone();
         let (sender, receiver) = mpsc::channel(1);
         tokio::spawn(async move {
             let _place = place;
             loop {
-                let read = cluster.pages(&caller, &list, after.take()).await;
-                let (pages, last) = match read {
+                let (pages, has_more) = match P::read(&cluster, &caller, &mut list).await {
                     Ok(read) => read,
                     Err(error) => {
                         let _ = sender.send_timeout(Err(error.into()), READER).await;
@@ -131,17 +151,14 @@ impl Calls for Service {
                         return;
                     }
                 }
-                match last {
-                    Some(last) => after = Some(last),
-                    None => return,
+                if !has_more {
+                    return;
                 }
             }
         });
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
-}
 
-impl Service {
     /// Ends a node's session with this server, if the node may have none. Other servers look at the nodes' rows every few seconds.
     pub async fn end_if_over(&self, node: &str) {
         let number = self.sessions.nodes().into_iter().find(|(of, _)| of == node).map(|(_, number)| number);

@@ -1,31 +1,32 @@
 //! Records as callers see them.
 
-use csi_proto::cluster::v1::{ClaimRow, Spec, Use, VolumeRow};
+use csi_proto::cluster::v1::{ClaimInList, ClaimRow, Spec, Use, VolumeRow};
 use csi_proto::identity::{Identity, Role};
 use csid::cluster::rows::write_spec;
+use csid::error::cut;
 use csid::store::registry::{Claim, ClaimState, Record, Standing, VolumeSpec};
 use csid::volume::rules::words_of;
+use csid_etcd::ClaimInList as ClaimOfList;
+
+/// Claims in a volume's row at most: for operators, and for others. A node needs its own ones, and takes 128 KiB.
+const OPERATORS_CLAIMS: usize = 256;
+const CLAIMS: usize = 64;
+/// The limit of a claim's error, in bytes.
+const ERROR: usize = 512;
 
 /// Returns a record as this caller may see it. The maps and flags of a spec may contain a secret, so a node sees those of a volume
 /// that it has claimed, and no other caller sees any.
 pub fn row(record: &Record, caller: &Identity) -> VolumeRow {
     let registration = record.registration.as_ref();
-    let is_own = |claim: &Claim| caller.role == Role::Node && claim.node == caller.name;
+    let is_own = |claim: &Claim| is_own(claim, caller);
     let is_holder = record.claims.iter().any(is_own);
     let handle = &record.volume.handle;
-    let calls_of_own = format!("{caller}/");
-    let claims = record.claims.iter().map(|claim| {
-        let [mode, access_mode, attachment_mode] = words_of(claim.usage).map(str::to_owned);
-        ClaimRow {
-            node: claim.node.clone(),
-            consumer: claim.consumer.clone(),
-            r#use: Some(Use { mode, access_mode, attachment_mode }),
-            state: state(claim.state).to_owned(),
-            releasing: claim.releasing,
-            claim: if is_own(claim) { claim.id.clone() } else { String::new() },
-            call: claim.call.strip_prefix(&calls_of_own).unwrap_or_default().to_owned(),
-        }
-    });
+    let most = if caller.role == Role::Operator { OPERATORS_CLAIMS } else { CLAIMS };
+    let count = record.claims.len();
+    let is_whole = count <= most;
+    let own = record.claims.iter().filter(|claim| is_whole || is_own(claim));
+    let others = record.claims.iter().filter(|claim| !is_whole && !is_own(claim));
+    let claims = own.chain(others).take(most).map(|claim| claim_row(claim, caller));
     VolumeRow {
         namespace: record.name.namespace.clone(),
         volume: record.name.volume.clone(),
@@ -41,7 +42,52 @@ pub fn row(record: &Record, caller: &Identity) -> VolumeRow {
         spec: registration.map(|of| spec(&of.spec, is_holder)),
         claims: claims.collect(),
         revision: record.revision,
+        claim_count: u64::try_from(count).unwrap_or(u64::MAX),
+        capacity: registration.and_then(|of| of.capacity).unwrap_or(0),
     }
+}
+
+/// Returns a claim as this caller may see it, with its volume. Who uses it and what keeps it up are for operators and its own node.
+pub fn claim_in_list(of: &ClaimOfList, caller: &Identity) -> ClaimInList {
+    let ClaimOfList { name, plugin, claim } = of;
+    let row = ClaimInList {
+        namespace: name.namespace.clone(),
+        volume: name.volume.clone(),
+        plugin: plugin.clone(),
+        claim: Some(claim_row(claim, caller)),
+        revision: claim.modify_index,
+        parked: claim.blocked.is_some(),
+        ..ClaimInList::default()
+    };
+    if caller.role != Role::Operator && !is_own(claim, caller) {
+        return row;
+    }
+    let error = claim.blocked.as_ref().map(|blocked| &blocked.reason).or(claim.error.as_ref());
+    ClaimInList {
+        uid: claim.uid,
+        by_mount: claim.by_mount,
+        error: error.map(|error| cut(error, ERROR).into_owned()).unwrap_or_default(),
+        since_usec: claim.since_usec,
+        ..row
+    }
+}
+
+fn claim_row(claim: &Claim, caller: &Identity) -> ClaimRow {
+    let [mode, access_mode, attachment_mode] = words_of(claim.usage).map(str::to_owned);
+    let calls_of_own = format!("{caller}/");
+    ClaimRow {
+        node: claim.node.clone(),
+        consumer: claim.consumer.clone(),
+        r#use: Some(Use { mode, access_mode, attachment_mode }),
+        state: state(claim.state).to_owned(),
+        releasing: claim.releasing,
+        claim: if is_own(claim, caller) { claim.id.clone() } else { String::new() },
+        call: claim.call.strip_prefix(&calls_of_own).unwrap_or_default().to_owned(),
+    }
+}
+
+fn is_own(claim: &Claim, caller: &Identity) -> bool {
+    caller.role == Role::Node && claim.node == caller.name
 }
 
 /// Returns a spec. Without `whole`, without its maps and flags.

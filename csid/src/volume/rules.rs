@@ -42,6 +42,16 @@ pub fn new_registration(owner: &str, spec: VolumeSpec) -> Registration {
     Registration { owner: owner.to_owned(), ..lifecycle::new_registration(0, spec, Origin::Bus) }
 }
 
+/// Returns a record without its registration. A volume that is claimed, attached, or being created or deleted keeps it.
+pub fn without_registration(record: &Record) -> Result<Record> {
+    lifecycle::refuse_in_transition(record)?;
+    if !record.claims.is_empty() {
+        return Err(VolumeError::in_use(record).into());
+    }
+    VolumeError::refuse_attached(record)?;
+    Ok(Record { registration: None, ..record.clone() })
+}
+
 /// Makes a claim for which nothing was done yet.
 pub fn new_claim(consumer: &str, node: &str, uid: u32, usage: Use) -> Claim {
     lifecycle::new_claim(consumer, node, uid, usage)

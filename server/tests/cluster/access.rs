@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use csi_proto::cluster::v1::admin_client::AdminClient;
+use csi_proto::cluster::v1::change_ask::What;
 use csi_proto::cluster::v1::cluster_client::ClusterClient;
 use csi_proto::cluster::v1::node_change::Change;
 use csi_proto::cluster::v1::{
-    Accept, BlockAsk, ChangeAsk, ListAsk, NodeAsk, NodeChange, NodesAsk, ReleaseAsk, ServersAsk, VolumeAsk,
+    Accept, BlockAsk, ChangeAsk, Deregister, ListAsk, NodeAsk, NodeChange, NodesAsk, ReleaseAsk, ServersAsk,
+    VolumeAsk,
 };
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Status};
@@ -75,6 +77,13 @@ async fn calls(channel: &Channel, node: &str, namespace: &str) -> BTreeMap<&'sta
     let list = ListAsk { namespace: namespace.into(), ..ListAsk::default() };
     found.insert("volumes", became(client.volumes(list).await));
     found.insert("all volumes", became(client.volumes(ListAsk::default()).await));
+    let list = ListAsk { namespace: namespace.into(), ..ListAsk::default() };
+    found.insert("claims", became(client.claims(list).await));
+    found.insert("all claims", became(client.claims(ListAsk::default()).await));
+    // A volume that is not there has no owner, so the grants alone decide.
+    let deregister = Deregister { namespace: namespace.into(), volume: "nothing".into() };
+    let deregister = ChangeAsk { what: Some(What::Deregister(deregister)) };
+    found.insert("deregister", became(client.change(deregister).await));
     let mut client = AdminClient::new(channel.clone());
     found.insert("nodes", became(client.nodes(NodesAsk::default()).await));
     // What was denied must not say whether there is such a node.
@@ -230,7 +239,15 @@ async fn every_call_of_every_identity_is_as_granted() {
                 _ => "n1",
             };
             let found = calls(&site.channel(0, pair.as_ref()), node, namespace).await;
-            let due: BTreeMap<_, _> = CALLS.into_iter().zip(due).collect();
+            let mut due: BTreeMap<_, _> = CALLS.into_iter().zip(due).collect();
+            // Who sees volumes sees their claims.
+            due.insert("claims", due["volumes"]);
+            due.insert("all claims", due["all volumes"]);
+            // The volume of `deregister` is not there, and has no owner.
+            due.insert(
+                "deregister",
+                if who == "node with an operator's grants" { Done } else { due["register"] },
+            );
             assert_eq!(found, due, "{who}, namespace {namespace}");
         }
     }

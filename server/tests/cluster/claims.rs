@@ -230,7 +230,7 @@ async fn list_has_the_namespaces_of_the_caller_in_pages() {
         namespace: "hidden".into(),
         after_namespace: "hidden".into(),
         after_volume: "v498".into(),
-        own: false,
+        ..ListAsk::default()
     };
     let rest: Vec<_> = list(operator, after).await.into_iter().map(|(_, volume)| volume).collect();
     assert_eq!(rest, ["v500", "v502", "v504", "v506", "v508"]);

@@ -11,6 +11,7 @@ mod failures;
 mod far_end;
 mod joins;
 mod lies;
+mod lists;
 mod operator_failures;
 mod operators;
 mod program;

@@ -145,6 +145,96 @@ async fn nodes_and_servers_are_listed_by_csictl() {
 
 /// A page has 100 nodes.
 #[tokio::test]
+async fn volumes_and_claims_are_csictls_for_an_operator() {
+    let site = Site::start(2).await;
+    let file = operator(&site, "all");
+    let text = "--operator volume register default data --plugin p --external-id ext-data --access-mode single-node-writer --context share=hunter2";
+    let said = csictl(&file, text).await;
+    assert_eq!((said.code, said.out.as_str(), said.err.as_str()), (Some(0), "", ""));
+    assert_eq!(csictl(&file, text).await.code, Some(0), "the same again");
+    let said = csictl(&file, "--operator volume register default data --plugin q --external-id x --access-mode single-node-writer --json").await;
+    assert_eq!(said.error()["error"], "AlreadyExists", "{said:?}");
+    let (n1, n2) = (site.node("n1"), site.node("n2"));
+    let mut session = n1.join(0).await;
+    let _other = n2.join(1).await;
+    let id = n1.claim(0, "data").await.unwrap();
+
+    let said = csictl(&file, "--operator volume list").await;
+    let lines: Vec<Vec<&str>> = said.out.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(
+        lines[1],
+        ["default", "data", "p", "-", "-", "single-node-writer", "n1/web", "-", "-"],
+        "{said:?}"
+    );
+    let rows = csictl(&file, "--operator volume list --node n1 --json").await.json();
+    assert_eq!((&rows[0]["write-claims"], &rows[0]["owner"]), (&json!(["n1/web"]), &json!("operator/all")));
+    assert_eq!(csictl(&file, "--operator volume list --node n2 --json").await.json(), json!([]));
+    let row = csictl(&file, "--operator volume show default data --json").await.json();
+    assert_eq!(
+        (&row["id"], &row["standing"], &row["context"]),
+        (&json!("data"), &json!("registered"), &json!({}))
+    );
+    let said = csictl(&file, "--operator volume show default none").await;
+    assert!(said.code == Some(1) && said.err.contains("csictl --operator volume list"), "{said:?}");
+
+    let said = csictl(&file, "--operator claims").await;
+    let lines: Vec<Vec<&str>> = said.out.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(lines[0][..4], ["NAMESPACE", "VOLUME", "CONSUMER", "NODE"]);
+    assert_eq!(lines[1][..5], ["default", "data", "web", "n1", "p"], "{said:?}");
+    let rows = csictl(&file, "--operator claims --node n1 --json").await.json();
+    assert_eq!(
+        (&rows[0]["uid"], &rows[0]["state"], &rows[0]["plugin"]),
+        (&json!(1000), &json!("taken"), &json!("p"))
+    );
+
+    let said = csictl(&file, "--operator volume deregister default data").await;
+    assert!(said.code == Some(1) && said.err.contains("Held by: n1/web"), "{said:?}");
+    let said = csictl(&file, "--operator release default data web --deadline 1s --json").await;
+    let error = said.error();
+    assert_eq!((&error["error"], &error["details"]["holders"]), (&json!("TimedOut"), &json!(["n1/web"])));
+    let asked = session.next().await.unwrap();
+    assert!(matches!(asked, Some(csi_proto::cluster::v1::to_node::Is::Changed(_))), "{asked:?}");
+    n1.detached(0, "data", &id).await.unwrap();
+    assert_eq!(csictl(&file, "--operator release default data web").await.code, Some(0), "it has ended");
+
+    n2.claim(1, "data").await.unwrap();
+    let said = csictl(&file, "--operator release default data web --force").await;
+    assert!(said.code == Some(1) && said.err.contains("--yes default/data"), "{said:?}");
+    let said = csictl(&file, "--operator release default data web --force --yes default/data").await;
+    assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
+    assert_eq!(csictl(&file, "--operator claims --json").await.json(), json!([]));
+    assert_eq!(csictl(&file, "--operator volume deregister default data --json").await.json(), json!({}));
+    assert_eq!(csictl(&file, "--operator volume list --json").await.json(), json!([]));
+
+    // The hint names the grant that an operator lacks.
+    let reads = operator(&site, "reads");
+    let said = csictl(&reads, text).await;
+    assert!(said.code == Some(1) && said.err.contains("`register`"), "{said:?}");
+    let said = csictl(&reads, "--operator release default data web --node n1").await;
+    assert!(said.code == Some(1) && said.err.contains("`release-others`"), "{said:?}");
+}
+
+#[tokio::test]
+async fn list_without_an_unreadable_volume_warns() {
+    let mut site = Site::start(2).await;
+    site.register("data", "single-node-writer").await;
+    site.raw().await.put("/csid/v1/vol/default/bad/reg", "\"hunter2\"").await;
+    let file = operator(&site, "reads");
+    eventually("the damage is said", async || {
+        let said = csictl(&file, "--operator volume list").await;
+        assert!(
+            said.code == Some(0) && said.out.contains("data") && !said.err.contains("hunter2"),
+            "{said:?}"
+        );
+        said.err.contains("1 volumes are not listed") && said.err.contains("default/bad")
+    })
+    .await;
+    site.servers[0].kill();
+    let said = csictl(&file, "--operator claims --json").await;
+    assert!(said.code == Some(0) && said.err.contains("was not reached"), "{said:?}");
+}
+
+#[tokio::test]
 async fn list_of_many_nodes_has_each_once() {
     let site = Site::start(1).await;
     let mut raw = site.raw().await;

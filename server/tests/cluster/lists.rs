@@ -1,0 +1,238 @@
+//! Lists of claims and volumes: their order, their filters, and what cannot be read.
+
+use csi_proto::cluster::v1::change_ask::What;
+use csi_proto::cluster::v1::cluster_client::ClusterClient;
+use csi_proto::cluster::v1::{ChangeAsk, ClaimPage, Deregister, ListAsk};
+use tonic::Code;
+use tonic::transport::Channel;
+
+use crate::site::{Node, Refusal, Site, eventually, register};
+
+/// A list of claims as one text for each: NAMESPACE/VOLUME NODE CONSUMER.
+async fn claims(mut client: ClusterClient<Channel>, ask: ListAsk) -> (Vec<String>, Vec<ClaimPage>) {
+    let mut stream = client.claims(ask).await.unwrap().into_inner();
+    let mut pages = Vec::new();
+    while let Some(page) = stream.message().await.unwrap() {
+        pages.push(page);
+    }
+    let rows = pages.iter().flat_map(|page| &page.claims).map(|row| {
+        let claim = row.claim.as_ref().unwrap();
+        format!("{}/{} {} {}", row.namespace, row.volume, claim.node, claim.consumer)
+    });
+    (rows.collect(), pages)
+}
+
+async fn claim(node: &Node, namespace: &str, volume: &str, consumer: &str) {
+    let mut ask = node.ask(volume, consumer);
+    ask.namespace = namespace.into();
+    ask.r#use.as_mut().unwrap().access_mode = "multi-node-multi-writer".into();
+    eventually("the server knows the plugin", async || match node.client(0).claim(ask.clone()).await {
+        Ok(_) => true,
+        Err(status) => {
+            assert_eq!(Refusal::of(&status).kind, "PluginUnavailable", "{status:?}");
+            false
+        }
+    })
+    .await;
+}
+
+/// Registers volumes that any number of nodes may claim.
+async fn volumes(site: &Site, all: &[(&str, &str)]) {
+    for (namespace, volume) in all {
+        let mut change = register(volume, "multi-node-multi-writer");
+        let Some(What::Register(of)) = &mut change.what else { panic!() };
+        of.namespace = (*namespace).into();
+        of.external_id = format!("ext-{namespace}-{volume}");
+        site.operator(0, "all").change(change).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn claims_are_listed_by_volume_node_and_consumer() {
+    let site = Site::start(1).await;
+    volumes(&site, &[("default", "a"), ("default", "b"), ("shared", "a")]).await;
+    let (n1, n2) = (site.node("n1"), site.node("n2"));
+    let _sessions = (n1.join(0).await, n2.join(0).await);
+    for (node, namespace, volume, consumer) in [
+        (&n2, "shared", "a", "web"),
+        (&n2, "default", "a", "a-job"),
+        (&n1, "default", "a", "web"),
+        (&n1, "default", "a", "job"),
+        (&n1, "default", "b", "web"),
+    ] {
+        claim(node, namespace, volume, consumer).await;
+    }
+    let all =
+        ["default/a n1 job", "default/a n1 web", "default/a n2 a-job", "default/b n1 web", "shared/a n2 web"];
+    let (rows, pages) = claims(site.operator(0, "reads"), ListAsk::default()).await;
+    assert_eq!(rows, all);
+    let row = &pages[0].claims[0];
+    assert_eq!((row.uid, row.plugin.as_str(), row.by_mount), (1000, "p", false));
+    assert!(row.revision > 0 && row.revision <= pages[0].revision && row.since_usec > 1_700_000_000_000_000);
+    let shown = row.claim.clone().unwrap();
+    assert_eq!([shown.claim, shown.call], ["", ""], "an operator sees a node's names");
+
+    let text = str::to_owned;
+    for (ask, due) in [
+        (ListAsk { namespace: text("default"), ..ListAsk::default() }, &all[..4]),
+        (ListAsk { node: text("n2"), ..ListAsk::default() }, &[all[2], all[4]]),
+        (ListAsk { consumer: text("web"), prefix: text("a"), ..ListAsk::default() }, &[all[1], all[4]]),
+        (ListAsk { volume: text("b"), ..ListAsk::default() }, &all[3..4]),
+        (ListAsk { plugin: text("another"), ..ListAsk::default() }, &[]),
+        (
+            ListAsk {
+                after_namespace: text("default"),
+                after_volume: text("a"),
+                after_node: text("n1"),
+                after_consumer: text("job"),
+                ..ListAsk::default()
+            },
+            &all[1..],
+        ),
+        (
+            ListAsk { after_namespace: text("default"), after_volume: text("a"), ..ListAsk::default() },
+            &all[3..],
+        ),
+    ] {
+        assert_eq!(claims(site.operator(0, "reads"), ask.clone()).await.0, due, "{ask:?}");
+    }
+    // An operator of one namespace, and a node.
+    let local = claims(site.operator(0, "local"), ListAsk::default()).await.0;
+    assert_eq!(local, all[..4]);
+    let (rows, pages) = claims(n2.client(0), ListAsk { own: true, ..ListAsk::default() }).await;
+    assert_eq!(rows, [all[2], all[4]]);
+    assert!(!pages[0].claims[0].claim.clone().unwrap().claim.is_empty(), "a node's own claim has no name");
+    let (rows, pages) = claims(n2.client(0), ListAsk::default()).await;
+    assert_eq!(rows, all);
+    let others = &pages[0].claims[0];
+    assert_eq!((others.uid, others.since_usec), (0, 0), "a node sees who uses another node's claim");
+    assert_eq!(others.claim.clone().unwrap().claim, "");
+}
+
+#[tokio::test]
+async fn wrong_list_of_claims_is_refused() {
+    let site = Site::start(1).await;
+    let node = site.node("n1");
+    let text = str::to_owned;
+    let long = "x".repeat(129);
+    for (ask, code) in [
+        (ListAsk { own: true, node: text("n2"), ..ListAsk::default() }, Code::InvalidArgument),
+        (ListAsk { namespace: text("other"), ..ListAsk::default() }, Code::PermissionDenied),
+        (ListAsk { after_node: text("n1"), ..ListAsk::default() }, Code::InvalidArgument),
+        (
+            ListAsk { after_volume: text("a"), after_consumer: text("web"), ..ListAsk::default() },
+            Code::InvalidArgument,
+        ),
+        (ListAsk { plugin: long.clone(), ..ListAsk::default() }, Code::InvalidArgument),
+        (ListAsk { node: long.clone(), ..ListAsk::default() }, Code::InvalidArgument),
+        (ListAsk { consumer: long.clone(), ..ListAsk::default() }, Code::InvalidArgument),
+        (ListAsk { volume: long.clone(), ..ListAsk::default() }, Code::InvalidArgument),
+        (ListAsk { prefix: text("a\nb"), ..ListAsk::default() }, Code::InvalidArgument),
+        (
+            ListAsk {
+                after_volume: text("a"),
+                after_node: long.clone(),
+                after_consumer: text("web"),
+                ..ListAsk::default()
+            },
+            Code::InvalidArgument,
+        ),
+    ] {
+        let refused = node.client(0).claims(ask.clone()).await.unwrap_err();
+        assert_eq!(refused.code(), code, "{ask:?}");
+    }
+    let refused =
+        site.operator(0, "all").claims(ListAsk { own: true, ..ListAsk::default() }).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied, "an operator has no claims");
+}
+
+#[tokio::test]
+async fn record_that_cannot_be_read_fails_no_list() {
+    let site = Site::start(1).await;
+    volumes(&site, &[("default", "a"), ("default", "b"), ("other", "c")]).await;
+    let node = site.node("n1");
+    let mut session = node.join(0).await;
+    claim(&node, "default", "a", "web").await;
+    let mut raw = site.raw().await;
+    for key in ["default/b/reg", "other/c/claim/n9/x"] {
+        raw.put(&format!("/csid/v1/vol/{key}"), "\"hunter2\"").await;
+    }
+    let list = async || claims(site.operator(0, "reads"), ListAsk::default()).await;
+    eventually("the damage has come", async || list().await.1.iter().any(|page| page.left_out == 2)).await;
+    let (rows, pages) = list().await;
+    assert_eq!(rows, ["default/a n1 web"]);
+    assert_eq!(pages.last().unwrap().first_left_out, "default/b");
+    let mut stream = site.operator(0, "reads").volumes(ListAsk::default()).await.unwrap().into_inner();
+    let page = stream.message().await.unwrap().unwrap();
+    assert_eq!((page.volumes.len(), page.left_out), (1, 2));
+    // A node does not learn of namespaces that it does not see. Any volume that cannot be read may be its own.
+    let own = claims(node.client(0), ListAsk { own: true, ..ListAsk::default() }).await.1;
+    assert_eq!((own[0].claims.len(), own[0].left_out), (1, 1));
+    let log = site.servers[0].text();
+    assert!(log.contains("/csid/v1/vol/default/b/reg") && !log.contains("hunter2"), "{log}");
+    // An operator's release goes on all the same.
+    let release = csi_proto::cluster::v1::ReleaseAsk {
+        namespace: "default".into(),
+        volume: "a".into(),
+        node: "n1".into(),
+        consumer: "web".into(),
+        deadline_ms: 1,
+        ..Default::default()
+    };
+    let late = site.operator(0, "all").release(release).await.unwrap_err();
+    assert_eq!(late.code(), Code::DeadlineExceeded);
+    let asked = session.next().await.unwrap();
+    assert!(matches!(asked, Some(csi_proto::cluster::v1::to_node::Is::Changed(_))), "{asked:?}");
+}
+
+#[tokio::test]
+async fn row_of_a_volume_has_few_claims_and_the_list_all() {
+    let site = Site::start(1).await;
+    volumes(&site, &[("default", "a")]).await;
+    let (n1, n2) = (site.node("n1"), site.node("n2"));
+    let _sessions = (n1.join(0).await, n2.join(0).await);
+    let long = |n: usize| format!("{n:0>100}");
+    for n in 0..100 {
+        claim(&n1, "default", "a", &long(n)).await;
+    }
+    claim(&n2, "default", "a", "own").await;
+    let ask = csi_proto::cluster::v1::VolumeAsk { namespace: "default".into(), volume: "a".into() };
+    let seen = n2.client(0).volume(ask.clone()).await.unwrap().into_inner();
+    assert_eq!((seen.claims.len(), seen.claim_count, seen.claims[0].node.as_str()), (64, 101, "n2"));
+    let seen = site.operator(0, "reads").volume(ask).await.unwrap().into_inner();
+    assert_eq!((seen.claims.len(), seen.claim_count), (101, 101));
+    let (rows, _) = claims(n1.client(0), ListAsk { own: true, ..ListAsk::default() }).await;
+    assert_eq!(rows.len(), 100);
+}
+
+#[tokio::test]
+async fn volume_is_deregistered_by_its_owner_when_unused() {
+    let site = Site::start(1).await;
+    site.register("data", "single-node-writer").await;
+    let deregister = |volume: &str| {
+        let of = Deregister { namespace: "default".into(), volume: volume.into() };
+        ChangeAsk { what: Some(What::Deregister(of)) }
+    };
+    let node = site.node("n1");
+    let _session = node.join(0).await;
+    let id = node.claim(0, "data").await.unwrap();
+    let mut operator = site.operator(0, "all");
+    let used = Refusal::of(&operator.change(deregister("data")).await.unwrap_err());
+    assert_eq!((used.kind.as_str(), &used.holders[..]), ("Busy", &["n1/web".to_owned()][..]));
+    node.detached(0, "data", &id).await.unwrap();
+    let registers = site.node("n-registers");
+    let _another = registers.join(0).await;
+    let denied = Refusal::of(&registers.client(0).change(deregister("data")).await.unwrap_err());
+    assert_eq!(denied.kind, "NotAuthorized", "another identity ends a registration");
+    operator.change(deregister("data")).await.unwrap();
+    operator.change(deregister("data")).await.unwrap();
+    operator.change(deregister("never")).await.unwrap();
+    assert_eq!(node.claim(0, "data").await.unwrap_err().code, Code::NotFound);
+    let mut raw = site.raw().await;
+    assert!(raw.below("/csid/v1/ext/").await.is_empty(), "the volume's plugin has it still");
+    // It may have another name now.
+    let mut other = register("other", "single-node-writer");
+    let Some(What::Register(of)) = &mut other.what else { panic!() };
+    of.external_id = "ext-data".into();
+    operator.change(other).await.unwrap();
+}
