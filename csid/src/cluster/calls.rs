@@ -6,6 +6,7 @@ use csi_proto::cluster::v1::{
     ChangeAsk, ClaimAsk, Granted as GrantedRow, Owed, Register, Use, VolumeAsk, change_ask,
 };
 use futures_util::future::{BoxFuture, FutureExt};
+use tokio::sync::Semaphore;
 use tonic::{Response, Status};
 
 use crate::cluster::failure::{read, unavailable};
@@ -24,10 +25,18 @@ const CALL: Duration = Duration::from_secs(10);
 const SESSION: Duration = Duration::from_secs(5);
 const CLAIM: Duration = Duration::from_secs(2);
 
-/// Bounds a call in time.
+/// The calls whose answers may be in memory at the same time. A server that lies may send the largest ones.
+static PLACES: Semaphore = Semaphore::const_new(16);
+
+/// Bounds a call in time, and the calls in number.
 pub(super) async fn answered<T>(
     call: impl Future<Output = Result<Response<T>, Status>>,
 ) -> Result<T, ServerFailure> {
+    // It is never closed.
+    let Ok(Ok(_place)) = tokio::time::timeout(CLAIM, PLACES.acquire()).await else {
+        let text = "as many calls to the cluster's server as csid makes at the same time have no answer";
+        return Err(ServerFailure::NotSent(unavailable(text)));
+    };
     let late = || format!("the cluster's server did not answer within {} s", CALL.as_secs());
     match tokio::time::timeout(CALL, call).await {
         Ok(Ok(answer)) => Ok(answer.into_inner()),

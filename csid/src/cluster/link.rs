@@ -11,6 +11,8 @@ use tonic::transport::{Channel, Endpoint, Uri};
 
 /// How often a quiet connection is probed, and how long the answer may take.
 const PROBE: Duration = Duration::from_secs(10);
+/// The limit of an answer's headers, in bytes. An error has 2 KiB of text, and 16 holders.
+const HEADERS: u32 = 32 * 1024;
 /// The most servers, as csid-link has it.
 const SERVERS: usize = 16;
 
@@ -22,6 +24,7 @@ pub(super) fn open(socket: &Path) -> Channel {
         async move { UnixStream::connect(socket).await.map(TokioIo::new) }
     });
     Endpoint::from_static("http://csid-link")
+        .http2_max_header_list_size(HEADERS)
         .http2_keep_alive_interval(PROBE)
         .keep_alive_timeout(PROBE)
         .keep_alive_while_idle(true)

@@ -7,8 +7,11 @@ mod calls;
 mod failure;
 mod link;
 mod node;
+mod owed;
 mod reconcile;
 pub mod rows;
 mod session;
+mod view;
 
 pub use node::{Node, SessionState};
+pub use view::{NodeView, NodeWatch, STATES};

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use csi_proto::cluster::v1::Hello;
 use csi_proto::cluster::v1::cluster_client::ClusterClient;
@@ -43,7 +43,17 @@ pub enum SessionState {
 pub struct Joined {
     /// HOST:PORT of the server.
     pub server: String,
+    /// Whether the cluster recovered from a backup when the session began. It grants nothing then.
+    pub recovers: bool,
     pub(super) client: ClusterClient<Channel>,
+}
+
+/// The claims whose end the servers have yet to learn.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Owed {
+    pub count: usize,
+    /// When this csid has first seen the end of the oldest of them. `None`: there is none.
+    pub oldest: Option<Instant>,
 }
 
 /// This host as a node of a cluster.
@@ -53,6 +63,9 @@ pub struct Node {
     /// The directory of csid-link's sockets.
     pub(super) link: PathBuf,
     pub(super) state: watch::Sender<SessionState>,
+    /// When the state has begun, in microseconds since 1970.
+    since_usec: AtomicU64,
+    pub(super) owed: watch::Sender<Owed>,
     /// The greatest generation and revision of the cluster that this csid has seen.
     generation: AtomicU64,
     revision: AtomicU64,
@@ -78,6 +91,8 @@ impl Node {
             name: name.to_owned(),
             link: config.link.clone(),
             state: watch::Sender::new(SessionState::Starting),
+            since_usec: AtomicU64::new(now_usec()),
+            owed: watch::Sender::default(),
             generation: AtomicU64::new(0),
             revision: AtomicU64::new(0),
             journal_id: journal_id.to_owned(),
@@ -120,6 +135,20 @@ impl Node {
         }
     }
 
+    /// Returns the greatest generation and revision of the cluster that this csid has seen.
+    pub(super) fn seen(&self) -> (u64, u64) {
+        (self.generation.load(Ordering::Relaxed), self.revision.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn since_usec(&self) -> u64 {
+        self.since_usec.load(Ordering::Relaxed)
+    }
+
+    /// Notes that the state begins now.
+    pub(super) fn begin_state(&self) {
+        self.since_usec.store(now_usec(), Ordering::Relaxed);
+    }
+
     pub(super) fn has_seen(&self, generation: u64, revision: u64) {
         self.generation.fetch_max(generation, Ordering::Relaxed);
         self.revision.fetch_max(revision, Ordering::Relaxed);
@@ -140,6 +169,11 @@ impl Node {
             .await;
         self.client()
     }
+}
+
+fn now_usec() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// Returns a name of a journal in a boot, from which neither can be found.

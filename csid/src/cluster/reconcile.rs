@@ -8,58 +8,83 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use csi_proto::cluster::v1::{ClaimRow, ListAsk, VolumeAsk, VolumeRow};
+use csi_proto::cluster::v1::{ClaimPage, ClaimRow, ListAsk};
+use tonic::Streaming;
 
 use crate::cluster::calls::answered;
 use crate::cluster::failure::read;
 use crate::cluster::node::{CLAIMS, Node};
-use crate::cluster::rows::read_record;
 use crate::error::{Error, Result};
 use crate::store::registry::{Claim, ClaimState, Grant, VolumeName};
 use crate::store::rows::Leg;
 use crate::volume::Volumes;
 use crate::volume::rules::{check_name, new_claim, read_use};
+use crate::volume::servers::Servers;
 
-/// The time between two comparisons of the servers' claims with the journal.
+/// The time between two comparisons of the servers' claims with the journal, and that from the beginning of a session to the first one.
+/// Nodes that have lost the same server join again at the same moment, so each takes another time: [`spread`].
 pub(super) const EVERY: Duration = Duration::from_secs(60);
+pub(super) const FIRST: Duration = Duration::from_secs(3);
 /// How long csid waits for a page of the servers' list.
 const PAGE: Duration = Duration::from_secs(10);
+/// The most claims of a list. A server that is not ours could send them without an end.
+const LISTED: usize = 100_000;
+
+/// Returns a time between half of `time` and one and a half, by a share between 0 and 1.
+pub(super) fn spread(time: Duration, share: f64) -> Duration {
+    time.mul_f64(0.5 + share)
+}
 
 impl Node {
     /// Compares the servers' claims of this node with the journal, and has those ended that the journal lacks.
     pub(super) async fn end_unheld(self: Arc<Self>, volumes: Volumes) {
-        if let Err(error) = self.try_end_unheld(&volumes).await {
+        let late = || Error::internal(format!("the comparison did not end within {} s", EVERY.as_secs()));
+        let compared = tokio::time::timeout(EVERY, self.try_end_unheld(&volumes)).await;
+        if let Err(error) = compared.unwrap_or_else(|_| Err(late())) {
             tracing::warn!(%error, "this node's claims at the servers were not compared with the journal");
         }
     }
 
     async fn try_end_unheld(&self, volumes: &Volumes) -> Result<()> {
         // Their number is bounded: a server that is not ours could fill the journal.
-        let mut room = CLAIMS.saturating_sub(volumes.owed().await?);
-        let mut ended = 0;
+        let mut room = CLAIMS.saturating_sub(volumes.owed().await?.0.len());
+        let (mut ended, mut listed, mut left_out) = (0, 0, 0_u64);
         let mut last = None;
         let mut client = self.client()?;
         let ask = ListAsk { own: true, ..ListAsk::default() };
-        let mut pages = answered(client.volumes(ask)).await.map_err(Error::from)?;
-        let late = || Error::internal(format!("no page of the list came within {} s", PAGE.as_secs()));
-        loop {
-            let page = tokio::time::timeout(PAGE, pages.message()).await.map_err(|_| late())?;
-            let Some(page) = page.map_err(|status| Error::from(read(&status)))? else { break };
-            for volume in page.volumes {
-                let name = VolumeName { namespace: volume.namespace.clone(), volume: volume.volume.clone() };
+        let mut pages = answered(client.claims(ask)).await.map_err(Error::from)?;
+        while let Some(page) = next(&mut pages).await? {
+            listed += page.claims.len();
+            left_out = left_out.saturating_add(page.left_out);
+            if listed > LISTED {
+                return Err(Error::internal(format!(
+                    "a server's list has {listed} claims, and the limit is {LISTED}"
+                )));
+            }
+            for row in page.claims {
+                let name = VolumeName { namespace: row.namespace, volume: row.volume };
                 check_name("namespace", &name.namespace)?;
                 check_name("volume", &name.volume)?;
-                if last.as_ref().is_some_and(|last| *last >= name) {
+                let claim = row.claim.unwrap_or_default();
+                let place = (name, claim.consumer.clone());
+                if last.as_ref().is_some_and(|last| *last >= place) {
                     return Err(Error::internal("a server's list is not in the order of the names"));
                 }
-                match self.end_unheld_of(&name, volume, volumes, &mut room).await {
-                    Ok(more) => ended += more,
-                    Err(error) => {
-                        tracing::warn!(volume = %name, %error, "claims at the servers were not compared")
+                let name = &place.0;
+                if let Some(claim) = self.own_claim(claim) {
+                    match self.end_unheld_claim(name, claim, volumes, &mut room).await {
+                        Ok(true) => ended += 1,
+                        Ok(false) => {}
+                        Err(error) => {
+                            tracing::warn!(volume = %name, %error, "a claim at the servers was not compared");
+                        }
                     }
                 }
-                last = Some(name);
+                last = Some(place);
             }
+        }
+        if left_out > 0 {
+            tracing::warn!(left_out, "the servers cannot read volumes, whose claims were not compared");
         }
         if ended > 0 {
             tracing::warn!(ended, "claims that csid gave up were granted later, and are ended");
@@ -67,43 +92,40 @@ impl Node {
         Ok(())
     }
 
-    /// Has the claims of one volume ended that the journal lacks, `room` at most. Returns their number.
-    async fn end_unheld_of(
+    /// Has a claim ended if the journal lacks it, and if there is room for it. Returns whether it was ended.
+    async fn end_unheld_claim(
         &self,
         name: &VolumeName,
-        mut volume: VolumeRow,
+        claim: Claim,
         volumes: &Volumes,
         room: &mut usize,
-    ) -> Result<usize> {
-        let rows = std::mem::take(&mut volume.claims);
-        let claims: Vec<Claim> = rows.into_iter().filter_map(|row| self.own_claim(row)).collect();
-        if claims.is_empty() {
-            return Ok(0);
+    ) -> Result<bool> {
+        if *room == 0 {
+            return Err(Error::internal(format!("{CLAIMS} claims are being ended already, the limit")));
         }
-        let record = read_record(name, volume)?;
-        if record.registration.is_none() {
-            return Ok(0);
+        // The list may be older than the end of a claim that the journal has had. So a server is asked once more, after the journal.
+        if !volumes.lacks_claim(name, &claim).await? || !self.has_claim(name, &claim).await? {
+            return Ok(false);
         }
-        let mut ended = 0;
-        for claim in claims {
-            if *room == 0 {
-                return Err(Error::internal(format!("{CLAIMS} claims are being ended already, the limit")));
-            }
-            // The list may be older than the end of a claim that the journal has had. So a server is asked once more, after the journal.
-            let is_unheld = volumes.lacks_claim(name, &claim).await? && self.has_claim(name, &claim).await?;
-            if is_unheld && volumes.end_unheld(&record, claim).await? {
-                *room -= 1;
-                ended += 1;
-            }
-        }
-        Ok(ended)
+        let record = self.volume(name.clone()).await?;
+        let is_ended = record.registration.is_some() && volumes.end_unheld(&record, claim).await?;
+        *room -= usize::from(is_ended);
+        Ok(is_ended)
     }
 
     /// Returns whether the servers have a claim now.
     async fn has_claim(&self, name: &VolumeName, claim: &Claim) -> Result<bool> {
-        let ask = VolumeAsk { namespace: name.namespace.clone(), volume: name.volume.clone() };
-        let row = answered(self.client()?.volume(ask)).await.map_err(Error::from)?;
-        Ok(row.claims.iter().any(|row| row.claim == claim.id))
+        let ask = ListAsk {
+            own: true,
+            namespace: name.namespace.clone(),
+            volume: name.volume.clone(),
+            consumer: claim.consumer.clone(),
+            ..ListAsk::default()
+        };
+        let mut pages = answered(self.client()?.claims(ask)).await.map_err(Error::from)?;
+        // It is one claim at most, so it is in the first page.
+        let page = next(&mut pages).await?.unwrap_or_default();
+        Ok(page.claims.iter().any(|row| row.claim.as_ref().is_some_and(|row| row.claim == claim.id)))
     }
 
     /// Returns a claim that a call of this journal took in this boot, as one whose end the servers have yet to learn. `None`: it is another claim.
@@ -125,5 +147,35 @@ impl Node {
             grant: Some(grant),
             ..new_claim(&row.consumer, &self.name, 0, usage)
         })
+    }
+}
+
+/// Returns the next page of a list. `None`: there are no more.
+async fn next(pages: &mut Streaming<ClaimPage>) -> Result<Option<ClaimPage>> {
+    let late = || Error::internal(format!("no page of the list came within {} s", PAGE.as_secs()));
+    let page = tokio::time::timeout(PAGE, pages.message()).await.map_err(|_| late())?;
+    page.map_err(|status| Error::from(read(&status)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random;
+
+    #[test]
+    fn nodes_that_join_together_compare_apart() {
+        assert_eq!([spread(EVERY, 0.0), spread(EVERY, 0.999_999)].map(|time| time.as_secs()), [30, 89]);
+        let mut due = vec![Duration::ZERO; 1000];
+        for round in 0..3 {
+            for node in &mut due {
+                *node += spread(if round == 0 { FIRST } else { EVERY }, random::share());
+            }
+        }
+        let mut of_second = std::collections::BTreeMap::new();
+        for node in due {
+            *of_second.entry(node.as_secs()).or_insert(0) += 1;
+        }
+        let most = of_second.values().max().copied().unwrap_or(0);
+        assert!(most < 60, "{most} of 1000 nodes ask in the same second: {of_second:?}");
     }
 }

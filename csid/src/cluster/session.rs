@@ -1,6 +1,7 @@
 //! The session with a server. When it ends, the node joins at the next server.
 
 use std::collections::{BTreeMap, HashSet};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,20 +13,23 @@ use csi_proto::cluster::v1::{
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio::time::MissedTickBehavior;
 use tonic::{Status, Streaming};
 
 use crate::backoff::Backoff;
 use crate::cluster::failure::read;
 use crate::cluster::link;
 use crate::cluster::node::{CLAIMS, Joined, Node, SessionState};
-use crate::cluster::reconcile::EVERY;
+use crate::cluster::reconcile::{EVERY, FIRST, spread};
 use crate::error::{Error, presentable};
 use crate::plugin::{ATTACHES, Plugins};
+use crate::random;
 use crate::store::registry::VolumeName;
 use crate::volume::Volumes;
 use crate::volume::rules::check_name;
 
+/// The limits of a message: of an answer to a call, and of one in a session. A message of tiny rows needs about 100 times its size in memory.
+const ANSWER: usize = 128 * 1024;
+const MESSAGE: usize = 16 * 1024;
 /// How long a server may take to answer a Hello.
 const WELCOME: Duration = Duration::from_secs(15);
 /// The first and the longest pause after every server was asked in vain.
@@ -107,6 +111,13 @@ impl Node {
     /// Sets the state. The log has each change once.
     fn become_state(&self, state: SessionState) {
         let before = self.status();
+        let is_new = {
+            let present = self.state.borrow();
+            (present.word(), present.server()) != (state.word(), state.server())
+        };
+        if is_new {
+            self.begin_state();
+        }
         self.state.send_replace(state);
         let now = self.status();
         if before != now {
@@ -120,7 +131,8 @@ impl Node {
     /// Opens a session with a server.
     async fn join(&self, server: &str, plugins: &Plugins) -> Result<Session, End> {
         let lost = |text: &str| End::Lost(text.to_owned());
-        let mut client = ClusterClient::new(link::open(&self.link.join(server)));
+        let client = ClusterClient::new(link::open(&self.link.join(server)));
+        let client = client.max_decoding_message_size(ANSWER);
         let (to_server, receiver) = mpsc::channel(8);
         let hello = FromNode { is: Some(from_node::Is::Hello(self.hello())) };
         // The channel is new, so there is a place.
@@ -129,6 +141,7 @@ impl Node {
             receiver.recv().await.map(|message| (message, receiver))
         });
         let opened = async {
+            let mut client = client.clone().max_decoding_message_size(MESSAGE);
             let mut from_server = client.session(outgoing).await?.into_inner();
             let first = from_server.message().await?;
             Ok((from_server, first))
@@ -155,10 +168,11 @@ impl Node {
         self.has_seen(generation, 0);
         let mut session = Session { to_server, from_server, attaches: BTreeMap::new() };
         session.report(plugins).map_err(|text| lost(&text))?;
-        if mode != "normal" {
+        let recovers = mode != "normal";
+        if recovers {
             tracing::warn!(server, "the cluster recovers, and grants nothing yet");
         }
-        self.become_state(SessionState::Joined(Joined { server: server.to_owned(), client }));
+        self.become_state(SessionState::Joined(Joined { server: server.to_owned(), recovers, client }));
         Ok(session)
     }
 
@@ -167,8 +181,7 @@ impl Node {
         // The server learns now what has ended meanwhile.
         volumes.servers_are_back();
         let mut changes = plugins.subscribe();
-        let mut comparisons = tokio::time::interval(EVERY);
-        comparisons.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut comparison = pin!(tokio::time::sleep(spread(FIRST, random::share())));
         let mut comparing = JoinSet::new();
         let mut releases = JoinSet::new();
         let mut asked = HashSet::new();
@@ -194,7 +207,8 @@ impl Node {
                         return End::Lost(text);
                     }
                 }
-                _ = comparisons.tick(), if comparing.is_empty() => {
+                () = &mut comparison, if comparing.is_empty() => {
+                    comparison.as_mut().reset(tokio::time::Instant::now() + spread(EVERY, random::share()));
                     comparing.spawn(Arc::clone(self).end_unheld(volumes.clone()));
                 }
                 Some(_) = comparing.join_next() => {}

@@ -69,12 +69,13 @@ impl Volumes {
         self.shared.directory.tell_all(|| Message::Wake);
     }
 
-    /// Returns the number of claims whose end the servers have yet to learn.
-    pub async fn owed(&self) -> Result<usize> {
+    /// Returns the volume and consumer of each claim whose end the servers have yet to learn, and the index at which they were.
+    pub async fn owed(&self) -> Result<(Vec<(VolumeName, String)>, u64)> {
         let filter = ClaimFilter { node: Some(self.shared.records.node.clone()), ..ClaimFilter::default() };
-        let (claims, _) = self.shared.records.registry.claims(filter).await?;
-        let is_owed = |listed: &&ListedClaim| listed.claim.state == ClaimState::ControllerDetached;
-        Ok(claims.iter().filter(is_owed).count())
+        let (claims, index) = self.shared.records.registry.claims(filter).await?;
+        let is_owed = |listed: &ListedClaim| listed.claim.state == ClaimState::ControllerDetached;
+        let owed = claims.into_iter().filter(is_owed);
+        Ok((owed.map(|listed| (listed.name, listed.claim.consumer)).collect(), index))
     }
 
     /// Returns whether the journal has no claim of the consumer. The end of this very claim, if it is owed already, is reported again.
