@@ -34,9 +34,9 @@ use crate::{
         VolumeFilter, VolumeOptions,
     },
     rows::{
-        ClaimRow, Claimed, DrainReport, Event, Exit, Expanded, Explanation, ExternalRow, Manager, MountRow,
-        Mounted, OperationRow, Plugin, PluginRow, PluginStats, ReconcileReport, SnapshotRow, Validated,
-        VolumeRow, VolumeStats,
+        ClaimRow, Claimed, Cluster, DrainReport, Event, Exit, Expanded, Explanation, ExternalRow, Manager,
+        MountRow, Mounted, OperationRow, Plugin, PluginRow, PluginStats, ReconcileReport, SnapshotRow,
+        Validated, VolumeRow, VolumeStats,
     },
     transport,
 };
@@ -48,6 +48,7 @@ pub(crate) const NAME: &str = "org.csid1";
 pub(crate) const PATH: &str = "/org/csid1";
 pub(crate) const MANAGER: &str = "org.csid1.Manager";
 const PLUGIN: &str = "org.csid1.Plugin";
+const CLUSTER: &str = "org.csid1.Cluster";
 const PROPERTIES: &str = "org.freedesktop.DBus.Properties";
 
 /// dbus-daemon drops the 129th unanswered call of a connection. Some are kept back for calls that never wait,
@@ -193,6 +194,15 @@ impl Client {
     /// Those of every call: see the [crate's errors](crate#errors).
     pub async fn manager(&self) -> Result<Manager> {
         self.call(PATH, PROPERTIES, "GetAll", (MANAGER,)).await
+    }
+
+    /// Returns this host as a node of a cluster. Feature `cluster`.
+    ///
+    /// # Errors
+    ///
+    /// Those of every call: see the [crate's errors](crate#errors). [`Error::NotServed`] of a csid without the feature.
+    pub async fn cluster(&self) -> Result<Cluster> {
+        self.call(PATH, PROPERTIES, "GetAll", (CLUSTER,)).await
     }
 
     /// Mounts a volume for a consumer and returns the published path. A registered volume is claimed too. The

@@ -51,7 +51,7 @@ pub use options::{
 };
 pub use pages::Pages;
 pub use rows::{
-    CapabilityRow, ClaimRow, Claimed, DrainReport, Event, Exit, Expanded, Explanation, ExternalRow,
+    CapabilityRow, ClaimRow, Claimed, Cluster, DrainReport, Event, Exit, Expanded, Explanation, ExternalRow,
     InstanceStats, Manager, MountRow, Mounted, OperationRow, Plugin, PluginRow, PluginStats, ReconcileReport,
     RpcStats, SnapshotRow, Usage, Validated, VolumeRow, VolumeStats, json,
 };

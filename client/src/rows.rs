@@ -42,6 +42,37 @@ row! { "PascalCase",
 }
 
 row! { "PascalCase",
+    /// This host as a node of a cluster.
+    Cluster {
+        /// The cluster's name. Empty: the host has no cluster.
+        name: String,
+        /// The node's name. Empty: the host has no cluster.
+        node: String,
+        /// `alone`, `joining`, `joined`, `cut-off`, `fenced`, `recovering` or `refused`.
+        state: String,
+        /// HOST:PORT of the server that csid has a session with. Empty: none.
+        server: String,
+        /// Why there is no session. Empty: there is one, or none was tried yet.
+        reason: String,
+        /// When the state has begun, in microseconds since 1970. 0: the host has no cluster.
+        since: u64,
+        /// The greatest generation of the cluster that csid has seen since its start. 0: none.
+        generation: u64,
+        /// The greatest revision of the cluster's volumes that csid has seen since its start. 0: none.
+        revision: u64,
+        /// The number of claims that have ended on this host, which no server has learned yet.
+        owed: u32,
+    }
+}
+
+impl Cluster {
+    /// Returns whether the host has a cluster.
+    pub fn is_clustered(&self) -> bool {
+        !self.name.is_empty()
+    }
+}
+
+row! { "PascalCase",
     /// The properties of a plugin. Capabilities have CSI's own names.
     Plugin {
         /// The plugin's ID.

@@ -20,6 +20,7 @@ use tokio::sync::watch;
 pub use serve::{Listener, serve};
 
 use crate::bus::State;
+use crate::cluster::{Node, NodeView, STATES as STATES_OF_NODE};
 use crate::histogram::{BOUNDS_USEC, Durations};
 use crate::names;
 use crate::plugin::{PluginView, Plugins, RpcCount, code_name};
@@ -39,6 +40,8 @@ pub struct Sources {
     pub volumes: Volumes,
     pub store: Store,
     pub claims: Arc<dyn VolumeRegistry>,
+    /// `None`: the host has no cluster.
+    pub node: Option<Arc<Node>>,
 }
 
 impl Sources {
@@ -84,6 +87,7 @@ impl Sources {
             commits: [("disk", Durability::Disk), ("process", Durability::Process)]
                 .map(|(word, durability)| (word, counts.commits(durability))),
             events: counts.events(),
+            node: self.node.as_ref().map(|node| (node.view(), node.owed_seconds())),
         }
     }
 }
@@ -101,6 +105,8 @@ struct Seen {
     steps: BTreeMap<(OperationKind, &'static str), Durations>,
     commits: [(&'static str, Durations); 2],
     events: BTreeMap<String, u64>,
+    /// The node of a cluster, and how long the servers have not learned of the oldest end of a claim.
+    node: Option<(NodeView, u64)>,
 }
 
 const STATES: [State; 5] =
@@ -144,6 +150,19 @@ impl Collector for Seen {
         });
         family.histograms("plugin_rpc_duration", "RPCs to plugins, by their end's gRPC code.", rpcs)?;
 
+        if let Some((node, age)) = &self.node {
+            let states = STATES_OF_NODE.map(|state| ([("state", state)], u64::from(state == node.state)));
+            family.gauges(
+                "cluster_state",
+                "The state in the cluster: 1 is the one that it is in.",
+                states,
+            )?;
+            let help = "Claims that have ended here, which the cluster's servers have yet to learn.";
+            family.gauge("owed", help, None, u64::from(node.owed))?;
+            let help =
+                "How long the servers have not learned of the oldest of them, since csid's start at most.";
+            family.gauge("owed_age", help, Some(&Unit::Seconds), *age)?;
+        }
         if let Some(mounts) = &self.mounts {
             let count = |phase| mounts.get(&phase).copied().unwrap_or(0);
             let mounts = PHASES.map(|phase| ([("state", names::word(phase))], count(phase)));
@@ -186,6 +205,11 @@ impl Family<'_, '_> {
     ) -> fmt::Result {
         let mut family = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
         values.into_iter().try_for_each(|(labels, value)| family.encode_family(&labels)?.encode_gauge(&value))
+    }
+
+    /// Writes a gauge without labels.
+    fn gauge(&mut self, name: &str, help: &str, unit: Option<&Unit>, value: u64) -> fmt::Result {
+        self.0.encode_descriptor(name, help, unit, MetricType::Gauge)?.encode_gauge(&value)
     }
 
     fn counters<L: EncodeLabelSet>(

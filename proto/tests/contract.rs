@@ -438,6 +438,7 @@ fn every_state_and_error_has_a_way_out() {
         ("Claims", words("Manager.ListClaims", "state (s):"), 6),
         ("Volumes", words("Manager.GetVolume", "standing (s):"), 4),
         ("Plugins", words("Plugin.State", "State of the active instance:"), 7),
+        ("Clusters", words("Cluster.State", "State in the cluster:"), 7),
         ("Errors", kinds().into_iter().collect(), 18),
         ("Obstacles", obstacles.map(str::to_owned).collect(), 29),
     ] {

@@ -11,6 +11,7 @@ pub(super) const PATH: &str = "/org/csid1";
 pub(super) const PLUGINS: &str = "/org/csid1/plugin";
 pub(super) const MANAGER: &str = "org.csid1.Manager";
 pub(super) const PLUGIN: &str = "org.csid1.Plugin";
+pub(super) const CLUSTER: &str = "org.csid1.Cluster";
 pub(super) const PROPERTIES: &str = "org.freedesktop.DBus.Properties";
 pub(super) const OBJECT_MANAGER: &str = "org.freedesktop.DBus.ObjectManager";
 pub(super) const INTROSPECTABLE: &str = "org.freedesktop.DBus.Introspectable";
@@ -50,7 +51,7 @@ impl Object {
     pub fn interfaces(&self) -> &'static [&'static str] {
         match self {
             Object::Node(_) => &[PEER, INTROSPECTABLE],
-            Object::Manager => &[MANAGER, PROPERTIES, OBJECT_MANAGER, PEER, INTROSPECTABLE],
+            Object::Manager => &[MANAGER, CLUSTER, PROPERTIES, OBJECT_MANAGER, PEER, INTROSPECTABLE],
             Object::Plugin(_) => &[PLUGIN, PROPERTIES, PEER, INTROSPECTABLE],
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use super::contract::{INTROSPECTABLE, MANAGER, Method, OBJECT_MANAGER, PEER, PLUGIN, PROPERTIES};
+use super::contract::{CLUSTER, INTROSPECTABLE, MANAGER, Method, OBJECT_MANAGER, PEER, PLUGIN, PROPERTIES};
 
 const DOCTYPE: &str = "<!DOCTYPE node PUBLIC \"-//freedesktop//DTD D-BUS Object Introspection 1.0//EN\"\n \
                        \"http://www.freedesktop.org/standards/dbus/1.0/introspect.dtd\">\n";
@@ -21,7 +21,7 @@ impl Interfaces {
             (OBJECT_MANAGER, OBJECT_MANAGER_XML.to_owned()),
         ]);
         let contract = without_comments(csi_proto::DBUS_INTERFACE_XML);
-        for name in [MANAGER, PLUGIN] {
+        for name in [MANAGER, CLUSTER, PLUGIN] {
             interfaces.insert(name, served(name, &contract, methods));
         }
         Interfaces(interfaces)

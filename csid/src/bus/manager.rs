@@ -40,6 +40,7 @@ const FEATURES: &[&str] = &[
     "accept-node-id",
     "drain",
     "upgrade",
+    "cluster",
 ];
 /// The limit of events in one answer of GetEvents.
 const MOST_EVENTS: u32 = 1000;

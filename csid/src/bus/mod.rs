@@ -13,6 +13,7 @@ mod authorise;
 mod call;
 mod caller;
 mod claims;
+mod cluster;
 mod contract;
 mod cursor;
 mod dispatch;

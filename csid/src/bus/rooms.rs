@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::limits::Limits;
+use crate::cluster::Node;
 use crate::config::Config;
 use crate::error::Result;
 use crate::plugin::Plugins;
@@ -45,4 +46,6 @@ pub struct Rooms {
     pub config: watch::Receiver<Arc<Config>>,
     /// Counts of calls in progress, by uid, with one count for the socket and the bus.
     pub limits: Limits,
+    /// This host as a node of a cluster. `None`: it has none.
+    pub node: Option<Arc<Node>>,
 }

@@ -10,10 +10,11 @@ use tracing::error;
 use zbus::{Connection, DynamicType, Message, ObjectPath};
 
 use super::call::BUS_BYTES;
-use super::contract::{MANAGER, Map, OBJECT_MANAGER, PATH, PLUGIN, PROPERTIES, plugin_path};
+use super::contract::{CLUSTER, MANAGER, Map, OBJECT_MANAGER, PATH, PLUGIN, PROPERTIES, plugin_path};
 use super::rooms::Rooms;
 use super::standard::Properties;
-use super::{manager, plugin};
+use super::{cluster, manager, plugin};
+use crate::cluster::NodeWatch;
 
 /// The limit of signals that wait for one connection.
 const QUEUE: usize = 256;
@@ -49,6 +50,8 @@ pub(super) async fn emit(rooms: Rooms, signals: Signals) {
     let mut changes = rooms.plugins.subscribe();
     let mut state = rooms.state.clone();
     state.mark_unchanged();
+    let mut watch = rooms.node.as_ref().map(|node| node.watch());
+    let mut node = cluster::view(&rooms);
     let mut known = plugins(&rooms);
     let send = |message: Option<Message>| {
         // An error means that no connection listens.
@@ -63,11 +66,27 @@ pub(super) async fn emit(rooms: Rooms, signals: Signals) {
                 differences(&known, &now).into_iter().for_each(send);
                 known = now;
             }
+            () = changed(watch.as_mut()) => {
+                let now = cluster::view(&rooms);
+                let changes = cluster::changes(&node, &now);
+                if !changes.is_empty() {
+                    send(properties_changed(PATH, CLUSTER, changes));
+                }
+                node = now;
+            }
             Ok(()) = state.changed() => {
                 let now = state.borrow_and_update().as_str();
                 send(properties_changed(PATH, MANAGER, Map::from([("State", now.into())])));
             }
         }
+    }
+}
+
+/// Waits for a change of the node of a cluster. Never returns if there is none.
+async fn changed(watch: Option<&mut NodeWatch>) {
+    match watch {
+        Some(watch) => watch.changed().await,
+        None => std::future::pending().await,
     }
 }
 

@@ -8,15 +8,16 @@ use zbus::{Message, ObjectPath, Variant};
 
 use super::call::{Answer, Call, Server, reply};
 use super::caller::{CallerSource, Way};
-use super::contract::{MANAGER, Map, Object, PLUGIN, plugin_label, plugin_path};
+use super::contract::{CLUSTER, MANAGER, Map, Object, PLUGIN, plugin_label, plugin_path};
 use super::failure::Failure;
 use super::introspect::Interfaces;
-use super::{manager, plugin};
+use super::{cluster, manager, plugin};
 
 /// Returns the properties of an interface of the object. D-Bus' own interfaces have none.
 fn properties(call: &Call, interface: &str) -> Result<Map, Failure> {
     let map = match (&call.object, interface) {
         (Object::Manager, MANAGER) => manager::properties(&call.server.rooms),
+        (Object::Manager, CLUSTER) => cluster::properties(&cluster::view(&call.server.rooms)),
         (Object::Plugin(id), PLUGIN) => plugin::properties(plugin::view(call, id)?),
         _ if InterfaceName::try_from(interface).is_err() => {
             return Err(Failure::Bus(

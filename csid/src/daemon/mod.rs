@@ -295,6 +295,7 @@ impl Daemon {
             reload,
             config: config_changes,
             limits: Limits::default(),
+            node: daemon.node.clone(),
         };
         let sockets = match sockets {
             Some(sockets) => sockets,
@@ -350,7 +351,10 @@ impl Daemon {
         let watch = tokio::spawn(async move {
             let session = async {
                 if let Some(node) = node {
-                    node.run(watched.clone(), plugins.clone()).await;
+                    tokio::join!(
+                        Arc::clone(&node).run(watched.clone(), plugins.clone()),
+                        node.count_owed(watched.clone())
+                    );
                 }
             };
             tokio::join!(watched.watch(), watched.watch_bound(), plugins.watch_registrations(), session)
@@ -517,7 +521,8 @@ impl Daemon {
     fn sources(&self) -> metrics::Sources {
         let Handles { plugins, volumes, store, .. } = self.handles.clone();
         let claims = volumes.registry();
-        metrics::Sources { state: self.state.subscribe(), plugins, volumes, store, claims }
+        let node = self.node.clone();
+        metrics::Sources { state: self.state.subscribe(), plugins, volumes, store, claims, node }
     }
 
     /// `goes_down`: the whole system stops.

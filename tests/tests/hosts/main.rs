@@ -8,8 +8,10 @@ mod cut_off;
 #[allow(dead_code, reason = "the tests of the registry use more of it")]
 mod etcd;
 mod kills;
+mod lying;
 mod moves;
 mod refused;
+mod shown;
 #[path = "../../../server/tests/cluster/site.rs"]
 #[allow(dead_code, reason = "the tests of the servers use more of it")]
 mod site;

@@ -55,6 +55,7 @@ impl World {
             state: states,
             reload,
             config: configs,
+            node: None,
             limits: Limits::default(),
         };
         World { rooms, state, config, directory, _reload }

@@ -238,6 +238,23 @@ async fn manager_properties_have_contract_types() {
     assert_eq!(get.await.unwrap_err().0, format!("{DBUS}UnknownProperty"));
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn host_alone_has_the_clusters_properties() {
+    let world = World::new();
+    let (path, _serving) = world.listen();
+    let client = connect(&path).await;
+    const CLUSTER: &str = "org.csid1.Cluster";
+    let reply = call(&client, "/org/csid1", "org.freedesktop.DBus.Properties", "GetAll", &(CLUSTER,)).await;
+    let properties: HashMap<String, OwnedVariant> = reply.unwrap().body().deserialize().unwrap();
+    let types: BTreeMap<_, _> =
+        properties.iter().map(|(name, value)| (name.clone(), value.value_signature().to_string())).collect();
+    assert_eq!(types, contract_properties(CLUSTER));
+    assert_eq!(<&str>::try_from(&properties["State"]).unwrap(), "alone");
+    let body = (CLUSTER, "State", Variant::new("x"));
+    let set = call(&client, "/org/csid1", "org.freedesktop.DBus.Properties", "Set", &body).await;
+    assert_eq!(set.unwrap_err().0, format!("{DBUS}PropertyReadOnly"));
+}
+
 /// Interface, member, its kind and arguments: (name, type, direction).
 pub type Shape = BTreeMap<(String, String), (String, Vec<[String; 3]>)>;
 

@@ -1,0 +1,125 @@
+//! A server that lies in the size of its answers. It is a server of the test, at a socket as csid-link makes them.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use csi_proto::cluster::v1::cluster_server::{Cluster, ClusterServer};
+use csi_proto::cluster::v1::{
+    Accepted, ChangeAsk, ClaimAsk, ClaimInList, ClaimPage, ClaimRow, Done, FromNode, Granted, ListAsk, Owed,
+    ReleaseAsk, ToNode, VolumeAsk, VolumePage, VolumeRow, Welcome, to_node,
+};
+use csid_client::Kind;
+use csid_tests::ask::*;
+use csid_tests::kernel::{forget_peak, peak_kib, resident_kib};
+use csid_tests::world::{refusal, world};
+use futures_util::{Stream, StreamExt, stream};
+use tokio::net::UnixListener;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::*;
+
+/// How many rows without content an answer has. Each needs two bytes on the wire.
+#[derive(Clone, Default)]
+struct Lying(Arc<AtomicUsize>);
+
+type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+fn unknown<T>() -> Result<Response<T>, Status> {
+    Err(Status::unimplemented("the test has no such call"))
+}
+
+#[tonic::async_trait]
+impl Cluster for Lying {
+    type SessionStream = Answers<ToNode>;
+    type VolumesStream = Answers<VolumePage>;
+    type ClaimsStream = Answers<ClaimPage>;
+
+    async fn session(
+        &self,
+        _: Request<Streaming<FromNode>>,
+    ) -> Result<Response<Self::SessionStream>, Status> {
+        let welcome =
+            Welcome { generation: 1, mode: "normal".into(), node: "n1".into(), ..Welcome::default() };
+        let first = ToNode { is: Some(to_node::Is::Welcome(welcome)) };
+        Ok(Response::new(stream::iter([Ok(first)]).chain(stream::pending()).boxed()))
+    }
+
+    async fn claim(&self, _: Request<ClaimAsk>) -> Result<Response<Granted>, Status> {
+        unknown()
+    }
+
+    async fn detached(&self, _: Request<Owed>) -> Result<Response<Accepted>, Status> {
+        unknown()
+    }
+
+    async fn release(&self, _: Request<ReleaseAsk>) -> Result<Response<Done>, Status> {
+        unknown()
+    }
+
+    async fn change(&self, _: Request<ChangeAsk>) -> Result<Response<VolumeRow>, Status> {
+        unknown()
+    }
+
+    async fn volume(&self, _: Request<VolumeAsk>) -> Result<Response<VolumeRow>, Status> {
+        let claims = vec![ClaimRow::default(); self.0.load(Ordering::Relaxed)];
+        Ok(Response::new(VolumeRow { claims, ..VolumeRow::default() }))
+    }
+
+    async fn volumes(&self, _: Request<ListAsk>) -> Result<Response<Self::VolumesStream>, Status> {
+        unknown()
+    }
+
+    /// Sends pages for ever.
+    async fn claims(&self, _: Request<ListAsk>) -> Result<Response<Self::ClaimsStream>, Status> {
+        let claims = vec![ClaimInList::default(); self.0.load(Ordering::Relaxed)];
+        let page = move || Ok(ClaimPage { claims: claims.clone(), ..ClaimPage::default() });
+        Ok(Response::new(stream::repeat_with(page).boxed()))
+    }
+}
+
+#[test]
+fn answers_of_a_lying_server_take_little_memory() {
+    world(async |w| {
+        let link = w.path("lying");
+        std::fs::create_dir(&link).unwrap();
+        let listener = UnixListener::bind(link.join("s1:7443")).unwrap();
+        let lying = Lying::default();
+        let server = tonic::transport::Server::builder()
+            .add_service(ClusterServer::new(lying.clone()).max_encoding_message_size(usize::MAX));
+        let serving = tokio::spawn(server.serve_with_incoming(UnixListenerStream::new(listener)));
+        let client = start_node(w, "n1", &link).await;
+        let pid = w.csid_pid();
+        let grown = |before: usize| peak_kib(pid).saturating_sub(before) / 1024;
+
+        // An answer that no server of csid sends. It would need 200 MiB.
+        lying.0.store(700_000, Ordering::Relaxed);
+        let before = resident_kib(pid);
+        forget_peak(pid);
+        for _ in 0..3 {
+            let (kind, error) = refusal(client.volume(NAMESPACE, "data").await);
+            assert_eq!(kind, Kind::Unavailable, "{}", error.message);
+        }
+        let mib = grown(before);
+        assert!(mib < 32, "a message that is too large took {mib} MiB");
+
+        // The largest that csid takes, from many calls at the same time.
+        lying.0.store(60_000, Ordering::Relaxed);
+        let before = resident_kib(pid);
+        forget_peak(pid);
+        let calls = (0..48).map(|n| {
+            let client = client.clone();
+            async move { client.volume(NAMESPACE, &format!("v{n}")).await }
+        });
+        for answer in futures_util::future::join_all(calls).await {
+            let (kind, error) = refusal(answer);
+            let is_due = [Kind::Internal, Kind::Unavailable].contains(&kind);
+            assert!(is_due, "{kind:?}: {}", error.message);
+        }
+        let mib = grown(before);
+        assert!(mib < 512, "the answers to 48 calls took {mib} MiB");
+        assert!(w.status().contains("joined at s1:7443"), "{}", w.status());
+        serving.abort();
+    });
+}

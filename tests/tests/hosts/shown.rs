@@ -1,0 +1,77 @@
+//! What a host shows of itself as a node of its cluster: over D-Bus, in signals, and in its metrics.
+
+use csid_client::Cluster;
+use csid_tests::ask::*;
+use csid_tests::world::{eventually, world};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::*;
+
+async fn shown(client: &Client) -> Cluster {
+    client.cluster().await.unwrap()
+}
+
+/// Returns the value of a metric. `None`: csid has no such metric.
+async fn metric(w: &World, sample: &str) -> Option<f64> {
+    let mut stream = tokio::net::UnixStream::connect(w.path("run/metrics.sock")).await.unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").await.unwrap();
+    let mut answer = String::new();
+    tokio::time::timeout(std::time::Duration::from_secs(10), stream.read_to_string(&mut answer))
+        .await
+        .expect("metrics in time")
+        .unwrap();
+    let value = answer.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '));
+    value.map(|value| value.parse().unwrap())
+}
+
+#[test]
+fn host_shows_its_state_and_what_it_owes() {
+    world(async |w| {
+        let site = one_server(&["data"]).await;
+        let (client, mut node) = n1(w, &site).await;
+        let joined_row = shown(&client).await;
+        assert_eq!(
+            [&joined_row.name, &joined_row.node, &joined_row.state, &joined_row.server, &joined_row.reason],
+            ["prod", "n1", "joined", site.addresses[0].as_str(), ""]
+        );
+        assert!(joined_row.generation == 1 && joined_row.since > 1_700_000_000_000_000);
+        assert!(client.manager().await.unwrap().features.contains(&"cluster".to_owned()));
+        assert_eq!(metric(w, r#"csid_cluster_state{state="joined"}"#).await, Some(1.0));
+        assert_eq!(metric(w, "csid_owed").await, Some(0.0));
+
+        mount_registered(&client, "data", "web").await.unwrap();
+        eventually("the claim's revision is shown", async || shown(&client).await.revision > 0).await;
+        node.link.kill();
+        cut_off(w).await;
+        let away = shown(&client).await;
+        assert_eq!([away.state.as_str(), &away.server], ["cut-off", ""]);
+        assert!(!away.reason.is_empty() && away.since > joined_row.since, "{away:?}");
+        unmount(&client, "data", "web").await.unwrap();
+        eventually("the end of the claim is owed", async || shown(&client).await.owed == 1).await;
+        assert_eq!(metric(w, r#"csid_cluster_state{state="cut-off"}"#).await, Some(1.0));
+        assert_eq!(metric(w, "csid_owed").await, Some(1.0));
+        eventually("the age of what is owed grows", async || {
+            metric(w, "csid_owed_age_seconds").await.is_some_and(|age| age >= 1.0)
+        })
+        .await;
+
+        let pair = site.client_pair("csid://prod/node/n1");
+        node.link = site.link("n1", &pair, &site.addresses);
+        joined(w).await;
+        servers_have(&site, "data", &[]).await;
+        eventually("nothing is owed", async || shown(&client).await.owed == 0).await;
+        assert_eq!(metric(w, "csid_owed_age_seconds").await, Some(0.0));
+        assert_eq!(shown(&client).await.state, "joined");
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn host_alone_has_no_cluster_and_no_metric_of_it() {
+    world(async |w| {
+        let client = w.start().await;
+        let row = shown(&client).await;
+        assert_eq!((row.state.as_str(), row.is_clustered(), row.since), ("alone", false, 0));
+        assert_eq!(metric(w, "csid_owed").await, None);
+    });
+}
