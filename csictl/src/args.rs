@@ -11,7 +11,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand, error::ErrorKind};
 use clap_complete::Shell;
 use csid_client::{AccessMode, Propagation, Restore, Target};
 
-pub use cluster::{Accept, Block, Node, Server};
+pub use cluster::{Accept, Block, Cluster, Node, Server};
 pub use common::{Deadline, Name, Pair, Wait, span};
 pub use plugin::{
     Capacity, DeleteSnapshot, Drain, Exec, Logs, Plugin, PluginWait, Register, Snapshots, Top, Upgrade,
@@ -49,7 +49,9 @@ pub struct Cli {
 
     /// Ask the cluster's servers as an operator, whose keys this file names
     ///
-    /// `csictl node` and `csictl server` do that anyway. Without FILE it is $CSID_OPERATOR, or ~/.config/csid/operator.toml.
+    /// `csictl node` and `csictl server` do that anyway. With it, `volume list`, `volume show`, `volume register`,
+    /// `volume deregister`, `claims` and `release` do it, too. Without FILE it is $CSID_OPERATOR, or
+    /// ~/.config/csid/operator.toml.
     #[arg(long, global = true, display_order = 903, value_name = "FILE", require_equals = true, conflicts_with_all = ["csid_socket", "bus"])]
     #[allow(clippy::option_option, reason = "the option may stand without a file")]
     operator: Option<Option<PathBuf>>,
@@ -68,15 +70,37 @@ impl Cli {
         self.operator.clone().flatten()
     }
 
-    /// Refuses an operator's options for a command that asks csid.
+    /// Returns whether the command line says that an operator asks.
+    pub fn is_by_operator(&self) -> bool {
+        self.operator.is_some()
+    }
+
+    /// Refuses what an operator cannot ask the servers for.
     pub fn check(&self) -> Result<(), clap::Error> {
-        match self.command {
-            Command::Node(_) | Command::Server(_) => Ok(()),
-            _ if self.operator.is_none() => Ok(()),
-            _ => Err(Cli::command().error(
-                ErrorKind::ArgumentConflict,
-                "--operator is for `csictl node` and `csictl server` alone; other commands ask csid on this host",
-            )),
+        if self.operator.is_none() {
+            return Ok(());
+        }
+        let refused = |text: &str| Err(Cli::command().error(ErrorKind::ArgumentConflict, text));
+        let option = match &self.command {
+            Command::Node(_) | Command::Server(_) => None,
+            Command::Volume(command) => match &**command {
+                Volume::List(_) | Volume::Show { .. } => None,
+                Volume::Register(args) => of_operations(&args.spec.wait, args.spec.wait.deadline.usec()),
+                Volume::Deregister { force: true, .. } => Some("--force"),
+                Volume::Deregister { forget: true, .. } => Some("--forget"),
+                Volume::Deregister { wait, .. } => of_operations(wait, wait.deadline.usec()),
+                _ => return refused(OPERATORS),
+            },
+            Command::Claims(args) => args.past.then_some("--past"),
+            Command::Release(args) if args.forget => Some("--forget"),
+            Command::Release(args) if args.secrets.secrets_file.is_some() => Some("--secrets-file"),
+            Command::Release(args) if args.secrets.credential.is_some() => Some("--credential"),
+            Command::Release(args) => of_operations(&args.wait, None),
+            _ => return refused(OPERATORS),
+        };
+        match option {
+            None => Ok(()),
+            Some(option) => refused(&format!("{option} is for csid on a host, and not for --operator")),
         }
     }
 
@@ -86,6 +110,19 @@ impl Cli {
             None if self.bus => Target::SystemBus,
             None => Target::from_env(),
         }
+    }
+}
+
+/// The commands with --operator.
+const OPERATORS: &str = "--operator is for `csictl node`, `csictl server`, `volume list`, `volume show`, `volume register`, `volume deregister`, `claims` \
+                         and `release`; other commands ask csid on this host";
+
+/// Returns an option of csid's operations that is given, and which servers do not have.
+fn of_operations(wait: &Wait, deadline: Option<u64>) -> Option<&'static str> {
+    match (&wait.operation_id, deadline) {
+        (Some(_), _) => Some("--operation-id"),
+        (None, Some(_)) => Some("--deadline"),
+        (None, None) => None,
     }
 }
 
@@ -131,6 +168,9 @@ pub enum Command {
     /// keeps the mount like one that it made: `csictl unmount` unpublishes and unstages it at these paths. Repeating the
     /// command is safe.
     AdoptMount(Box<AdoptMount>),
+    /// Show this host as a node of its cluster
+    #[command(subcommand)]
+    Cluster(Cluster),
     /// List, show, accept, block nodes of a cluster, as an operator: csictl asks the cluster's servers
     #[command(subcommand)]
     Node(Node),
@@ -389,12 +429,28 @@ mod tests {
             ("csictl --operator node list", None),
             ("csictl --operator=a.toml server list", Some("a.toml")),
             ("csictl node show n1 --operator=a.toml", Some("a.toml")),
+            ("csictl --operator volume list --node n1", None),
+            ("csictl volume show ns v --operator=a.toml", Some("a.toml")),
+            ("csictl --operator volume register ns v --plugin p --credential c", None),
+            ("csictl --operator volume deregister ns v", None),
+            ("csictl --operator claims --volume v", None),
+            ("csictl --operator release ns v job --node n1 --force --deadline 5s", None),
         ] {
             let cli = parse(line);
             assert!(cli.check().is_ok() && cli.operator() == file.map(PathBuf::from), "{line}");
         }
         assert!(parse("csictl status").check().is_ok());
-        for line in ["csictl --operator status", "csictl --operator=a.toml volume list"] {
+        for line in [
+            "csictl --operator status",
+            "csictl --operator cluster status",
+            "csictl --operator=a.toml volume delete ns v",
+            "csictl --operator volume deregister ns v --force",
+            "csictl --operator volume register ns v --plugin p --deadline 5s",
+            "csictl --operator claims --past",
+            "csictl --operator claim ns v job",
+            "csictl --operator release ns v job --forget",
+            "csictl --operator release ns v job --operation-id x",
+        ] {
             let refused = parse(line).check().map_err(|error| error.kind());
             assert_eq!(refused, Err(ErrorKind::ArgumentConflict), "{line}");
         }

@@ -1,9 +1,11 @@
 //! One function for each command: it makes options of the arguments, calls csid, and passes the answer to `output`.
 
+pub mod cluster;
 mod common;
 mod events;
 mod exec;
 mod node;
+mod operated;
 mod plugin;
 mod server;
 mod spec;
@@ -47,9 +49,17 @@ async fn dispatch(cli: Cli, tried: &mut Tried) -> anyhow::Result<ExitCode> {
     let json = cli.json;
     let target = cli.target();
     let operator = cli.operator();
+    let by_operator = cli.is_by_operator();
+    let servers = || Servers::open(operator.clone(), json);
     let connect = || Client::connect(&target);
     match cli.command {
         Command::Status => status(&connect().await?, json).await?,
+        Command::Volume(command) if by_operator => {
+            operated::volume(&servers()?, *command, json, tried).await?
+        }
+        Command::Claims(args) if by_operator => operated::claims(&servers()?, args, json, tried).await?,
+        Command::Release(args) if by_operator => operated::release(&servers()?, args, json, tried).await?,
+        Command::Cluster(command) => cluster::cluster(&connect().await?, command, json, tried).await?,
         Command::Plugin(command) => return plugin::plugin(&target, *command, json, tried).await,
         Command::Snapshots(args) => plugin::snapshots(&connect().await?, args, json, tried).await?,
         Command::Volume(command) => {
@@ -68,10 +78,8 @@ async fn dispatch(cli: Cli, tried: &mut Tried) -> anyhow::Result<ExitCode> {
             mount(&connect().await?, args, adopted, json, tried).await?
         }
         Command::Unmount(args) => unmount(&connect().await?, args, json, tried).await?,
-        Command::Node(command) => node::node(&Servers::open(operator, json)?, command, json, tried).await?,
-        Command::Server(command) => {
-            server::server(&Servers::open(operator, json)?, command, json, tried).await?
-        }
+        Command::Node(command) => node::node(&servers()?, command, json, tried).await?,
+        Command::Server(command) => server::server(&servers()?, command, json, tried).await?,
         Command::Mounts(args) => mounts(&connect().await?, args, json, tried).await?,
         Command::HasMount { path } => {
             tried.command = "has-mount";
@@ -135,7 +143,8 @@ async fn status(client: &Client, json: bool) -> anyhow::Result<()> {
         "degraded" => client.reconcile(begin).await.ok(),
         _ => None,
     };
-    let status = output::Status { via, manager, plugins, mounts, operations, damaged };
+    let cluster = cluster::present(client, &manager.features).await;
+    let status = output::Status { via, manager, cluster, plugins, mounts, operations, damaged };
     if json {
         print_json(&status.json()?)?
     } else {

@@ -24,7 +24,7 @@ pub fn man(directory: &Path) -> io::Result<()> {
     main_page(command, &mut File::create(directory.join("csictl.1"))?)
 }
 
-const EXAMPLES: [(&str, &str); 7] = [
+const EXAMPLES: [(&str, &str); 8] = [
     (
         "Make a volume with csid's own driver, mount it for a job, and use it:",
         "id=$(csi-local create data --size 1G)\n\
@@ -52,6 +52,12 @@ const EXAMPLES: [(&str, &str); 7] = [
         "See the nodes of a cluster, and block one whose key was stolen:",
         "csictl node list\n\
          csictl node block db-1 --reason theft",
+    ),
+    (
+        "As an operator of a cluster, register a volume, see who has claimed it, and have the claim released:",
+        "csictl --operator volume register prod db --plugin nfs --external-id vol-1 --access-mode single-node-writer\n\
+         csictl --operator claims --namespace prod --volume db\n\
+         csictl --operator release prod db postgres --node db-1",
     ),
 ];
 

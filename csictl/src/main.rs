@@ -75,7 +75,10 @@ fn report(failure: &Failure, json: bool) {
     if json {
         let message = csid.map_or_else(|| format!("{:#}", failure.error), |error| error.message.clone());
         let details = match operator {
-            Some(error) => Some(json!({ "retryable": error.is_retryable(), "servers": error.skipped() })),
+            Some(error) => {
+                let (retryable, servers, holders) = (error.is_retryable(), error.skipped(), error.holders());
+                Some(json!({ "retryable": retryable, "servers": servers, "holders": holders }))
+            }
             None => csid.map(|error| json!(error.details)),
         };
         let error = json!({
@@ -89,10 +92,9 @@ fn report(failure: &Failure, json: bool) {
         return;
     }
     eprintln!("csictl: {}", output::lines(&format!("{:#}", failure.error)));
-    if let Some(error) = csid
-        && !error.details.holders.is_empty()
-    {
-        eprintln!("Held by: {}", output::plain(&error.details.holders.join(", ")));
+    let holders = csid.map(|error| &error.details.holders[..]).or(operator.map(OperatorError::holders));
+    if let Some(holders) = holders.filter(|holders| !holders.is_empty()) {
+        eprintln!("Held by: {}", output::plain(&holders.join(", ")));
     }
     if let Some(hint) = hint {
         eprintln!("{}", output::lines(&hint));

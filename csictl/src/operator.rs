@@ -8,7 +8,8 @@
 mod connection;
 mod failure;
 mod file;
+pub mod rows;
 mod servers;
 
 pub use failure::OperatorError;
-pub use servers::Servers;
+pub use servers::{LeftOut, Servers};

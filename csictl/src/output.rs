@@ -11,10 +11,12 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use csid_client::{Event, Manager, MountRow, OperationRow, PluginRow, ReconcileReport};
+use csid_client::{Cluster, Event, Manager, MountRow, OperationRow, PluginRow, ReconcileReport};
 use serde_json::{Map, Value, json};
 
-pub use cluster::{node, node_json, nodes, notes_of_servers, servers, servers_json};
+pub use cluster::{
+    cluster_line, cluster_status, node, node_json, nodes, notes_of_servers, servers, servers_json,
+};
 pub use plugin::{Consumer, drained, external_volumes, plugin, plugins, snapshots};
 pub use stats::{Used, plugin_stats, top};
 use text::{cut, facts, seconds, table};
@@ -24,6 +26,8 @@ pub use volume::{claimed, claims, explanation, size, stats, volume, volumes};
 pub struct Status {
     pub via: String,
     pub manager: Manager,
+    /// This host's cluster. `None`: it has none.
+    pub cluster: Option<Cluster>,
     pub plugins: Vec<PluginRow>,
     pub mounts: Vec<MountRow>,
     pub operations: Vec<OperationRow>,
@@ -65,6 +69,7 @@ impl Status {
             ("csid", format!("{}, version {}", self.manager.state, self.manager.version)),
             ("journal", journal.unwrap_or_default()),
             ("via", self.via.clone()),
+            ("cluster", self.cluster.as_ref().map(cluster_line).unwrap_or_default()),
             ("plugins", if plugins.is_empty() { "none".to_owned() } else { plugins.join(", ") }),
             ("mounts", mounts),
             ("operations", counted(Self::states(self.operations.iter().map(|o| o.kind.as_str())))),
@@ -82,6 +87,7 @@ impl Status {
         value["plugins"] = serde_json::to_value(&self.plugins)?;
         value["mounts"] = states.into();
         value["operations"] = serde_json::to_value(&self.operations)?;
+        value["cluster"] = serde_json::to_value(&self.cluster)?;
         value["journal-damaged"] = self.damaged.is_some().into();
         Ok(value)
     }
@@ -283,6 +289,7 @@ default    x\u{fffd}[2J   job       -    gone    -         mounted  ro    -     
         let status = Status {
             via: "/run/csid/csid.sock".into(),
             manager: Manager { state: "ready".into(), version: "1".into(), ..Manager::default() },
+            cluster: None,
             plugins: vec![],
             mounts: vec![row(), MountRow { state: "lost".into(), ..row() }, row()],
             operations: vec![],

@@ -1,6 +1,12 @@
-//! Arguments of the commands about a cluster's nodes and servers.
+//! Arguments of the commands about a cluster.
 
 use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
+
+#[derive(Subcommand)]
+pub enum Cluster {
+    /// Show this host's state in its cluster: its name, the server, and what the servers have yet to learn
+    Status,
+}
 
 #[derive(Subcommand)]
 pub enum Node {

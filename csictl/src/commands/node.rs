@@ -1,5 +1,6 @@
 //! The commands about a cluster's nodes. Operators ask the cluster's servers.
 
+use csi_proto::cluster::v1::admin_client::AdminClient;
 use csi_proto::cluster::v1::node_change::Change;
 use csi_proto::cluster::v1::{Accept, Block, BlockAsk, Machine, NodeAsk, NodeChange, NodeRow, NodesAsk};
 
@@ -19,8 +20,8 @@ pub async fn node(servers: &Servers, command: Node, json: bool, tried: &mut Trie
         Node::List => {
             tried.command = "node list";
             let nodes = servers
-                .ask(None, async |mut client| {
-                    let mut pages = client.nodes(NodesAsk::default()).await?.into_inner();
+                .call(None, async |channel| {
+                    let mut pages = AdminClient::new(channel).nodes(NodesAsk::default()).await?.into_inner();
                     let mut nodes = Vec::new();
                     while let Some(page) = pages.message().await? {
                         nodes.extend(page.nodes);
@@ -64,13 +65,19 @@ fn about(command: &'static str, node: &str, tried: &mut Tried) {
 
 async fn show(servers: &Servers, node: &str) -> anyhow::Result<NodeRow> {
     let ask = NodeAsk { node: node.to_owned() };
-    servers.ask(None, async |mut client| Ok(client.node(ask.clone()).await?.into_inner())).await
+    servers
+        .call(None, async |channel| Ok(AdminClient::new(channel).node(ask.clone()).await?.into_inner()))
+        .await
 }
 
 /// Changes a node. The change again is the same, so the next server may be asked for it.
 async fn set(servers: &Servers, node: &str, what: &str, change: Change) -> anyhow::Result<NodeRow> {
     let ask = NodeChange { node: node.to_owned(), change: Some(change) };
-    servers.ask(Some(what), async |mut client| Ok(client.set_node(ask.clone()).await?.into_inner())).await
+    servers
+        .call(Some(what), async |channel| {
+            Ok(AdminClient::new(channel).set_node(ask.clone()).await?.into_inner())
+        })
+        .await
 }
 
 /// Prints a changed node for programs.

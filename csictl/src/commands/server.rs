@@ -1,6 +1,7 @@
 //! The commands about a cluster's servers.
 
 use csi_proto::cluster::v1::ServersAsk;
+use csi_proto::cluster::v1::admin_client::AdminClient;
 
 use crate::{
     args::Server,
@@ -13,10 +14,9 @@ pub async fn server(servers: &Servers, command: Server, json: bool, tried: &mut 
     match command {
         Server::List => {
             tried.command = "server list";
-            let ask = async |mut client: csi_proto::cluster::v1::admin_client::AdminClient<_>| {
-                Ok(client.servers(ServersAsk {}).await?.into_inner())
-            };
-            let rows = servers.ask(None, ask).await?;
+            let ask =
+                async |channel| Ok(AdminClient::new(channel).servers(ServersAsk {}).await?.into_inner());
+            let rows = servers.call(None, ask).await?;
             if json {
                 print_json(&output::servers_json(&rows))?;
                 return Ok(());

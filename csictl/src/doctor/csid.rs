@@ -14,8 +14,10 @@ use super::files::State;
 use super::finding::Report;
 use super::plugins;
 use super::units::Units;
+use crate::commands::cluster::present;
 use crate::helpers::mount_table::MountTable;
 use crate::hints::{self, Tried};
+use crate::output::cluster_line;
 use crate::shell::quoted;
 
 /// The rows of a kind that are named one by one. Of more there is only the number.
@@ -59,6 +61,7 @@ pub async fn look(
     };
     let before = report.len();
     state(&client, &manager, report).await;
+    cluster(&client, &manager, report).await;
     plugins::look(&client, files, report).await;
     volumes(&client, report).await;
     let rows = mounts(&client, report).await;
@@ -99,6 +102,25 @@ async fn state(client: &Client, manager: &Manager, report: &mut Report) {
         _ => {}
     }
 }
+
+/// Says in one line how this host is in its cluster. A host without one has no line.
+async fn cluster(client: &Client, manager: &Manager, report: &mut Report) {
+    let Ok(Some(row)) = timeout(LIMIT, present(client, &manager.features)).await else { return };
+    let found = cluster_line(&row);
+    match row.state.as_str() {
+        "joined" if row.owed == 0 => report.ok("cluster", &found),
+        "joined" => report.note("cluster", &found, "csid repeats it; `csictl cluster status`"),
+        "joining" => report.note("cluster", &found, "wait; `csictl cluster status`"),
+        "refused" | "fenced" => report.error("cluster", &found, REFUSED),
+        _ => {
+            report.warning("cluster", &found, "`systemctl status csid-link`; `journalctl -u csid-link -n 20`")
+        }
+    }
+}
+
+/// What an operator looks at when servers refuse this host.
+const REFUSED: &str =
+    "an operator sees why: `csictl node show NODE`; /usr/share/doc/csid/docs/troubleshooting.md, Clusters";
 
 /// Adds the failure of a call as a finding.
 fn refused(subject: &str, error: &str, report: &mut Report) {

@@ -7,6 +7,7 @@ use crate::shell::quoted;
 /// Returns the next step after an operator's command has failed.
 pub fn of_operator(error: &OperatorError, tried: &Tried) -> Option<String> {
     let node = tried.node.as_deref().map_or_else(|| "NODE".to_owned(), quoted);
+    let volume = tried.volume.as_deref().unwrap_or("NAMESPACE VOLUME");
     let hint = match error {
         OperatorError::File { .. } => {
             "The file names servers, ca, certificate and key; how to make them: /usr/share/doc/csid/docs/cluster.md. Another file: --operator=FILE."
@@ -23,8 +24,15 @@ pub fn of_operator(error: &OperatorError, tried: &Tried) -> Option<String> {
         OperatorError::NoServer { .. } => {
             "On a server: `systemctl status csid-server`. Then repeat the command.".to_owned()
         }
+        OperatorError::Unknown { .. } if tried.command != "node accept" && tried.command != "node block" => {
+            format!("Repeat the command, which is safe. What came of it: `csictl --operator volume show {volume}`.")
+        }
         OperatorError::Unknown { .. } => {
             format!("Repeat the command, which is safe. What came of it: `csictl node show {node}`.")
+        }
+        OperatorError::Refused { kind, message, holders, .. } if is_of_volumes(tried.command) => {
+            let kind = if holders.is_empty() { kind } else { HELD };
+            return of_volume(kind, message, volume, tried);
         }
         OperatorError::Refused { kind, message, .. } => match kind.as_str() {
             "NotAuthorized" => {
@@ -45,4 +53,64 @@ pub fn of_operator(error: &OperatorError, tried: &Tried) -> Option<String> {
         },
     };
     Some(hint)
+}
+
+/// The kind of an error with holders, whatever it was.
+const HELD: &str = "ClaimConflict";
+
+/// Returns whether a command is about volumes and claims, and not about nodes and servers.
+fn is_of_volumes(command: &str) -> bool {
+    ["volume", "claims", "release"].into_iter().any(|word| command.starts_with(word))
+}
+
+/// Returns the next step after servers have refused a command about a volume or its claims.
+fn of_volume(kind: &str, message: &str, volume: &str, tried: &Tried) -> Option<String> {
+    let name = volume.split_once(' ').map_or("VOLUME", |(_, name)| name);
+    let holders = format!("`csictl --operator claims --volume {name}`");
+    let hint = match kind {
+        "NotAuthorized" if message.contains("another identity") => {
+            format!("Its owner changes it: `csictl --operator volume show {volume} --json` has the owner.")
+        }
+        "NotAuthorized" => "Grants are in csid-server.toml, the same on each server. Lists need `read` in the namespace, registrations \
+                            `register`, and a release `release-others`; with --force `fence`, too."
+            .to_owned(),
+        "NotFound" => "Registered volumes: `csictl --operator volume list`.".to_owned(),
+        HELD if tried.command != "release" => format!("Who has claimed it: {holders}. Its consumers end, or: `csictl --operator release --help`."),
+        HELD | "TimedOut" => format!(
+            "The host unmounts the volume when no process uses it, and the claim ends then: {holders}. If the host is off for good: \
+             repeat the command with --force."
+        ),
+        "Busy" => "Repeat the command.".to_owned(),
+        "AlreadyExists" => "What has the plugin's volume: `csictl --operator volume list`.".to_owned(),
+        "InvalidArgument" => format!("Valid arguments: `csictl {} --help`.", tried.command),
+        _ => return None,
+    };
+    Some(hint)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hint_of_a_volume_names_its_holders_or_grants() {
+        let refused = |kind: &str, command| {
+            let error = OperatorError::Refused {
+                kind: kind.into(),
+                message: String::new(),
+                retryable: false,
+                holders: Vec::new(),
+            };
+            let volume = Some("prod db".to_owned());
+            of_operator(&error, &Tried { command, volume, ..Tried::default() }).unwrap_or_default()
+        };
+        assert!(refused("ClaimConflict", "volume deregister").contains("claims --volume db"));
+        assert!(refused("TimedOut", "release").contains("--force"));
+        assert!(refused("NotAuthorized", "release").contains("release-others"));
+        assert!(refused("NotAuthorized", "node list").contains("all namespaces"));
+        assert!(refused("NotFound", "volume show").contains("volume list"));
+        let unknown = OperatorError::Unknown { what: String::new(), skipped: Vec::new() };
+        let tried = Tried { command: "volume register", volume: Some("prod db".into()), ..Tried::default() };
+        assert!(of_operator(&unknown, &tried).unwrap().contains("volume show prod db"));
+    }
 }

@@ -34,6 +34,8 @@ pub enum OperatorError {
         kind: String,
         message: String,
         retryable: bool,
+        /// Who has what was asked for: NODE/CONSUMER.
+        holders: Vec<String>,
     },
     /// Nothing was changed.
     #[error("no server of the cluster {cluster} could be asked{}", listed(skipped))]
@@ -57,6 +59,14 @@ impl OperatorError {
             OperatorError::Refused { kind, .. } => kind,
             OperatorError::NoServer { .. } => "Unreachable",
             OperatorError::Unknown { .. } => "Uncertain",
+        }
+    }
+
+    /// Returns who has what was asked for. Empty: nobody, or it is not known.
+    pub fn holders(&self) -> &[String] {
+        match self {
+            OperatorError::Refused { holders, .. } => holders,
+            _ => &[],
         }
     }
 
@@ -94,7 +104,7 @@ pub enum Failed {
 /// Reads a call's failure. `broken`: the first error of the connection, if it has one.
 pub fn read(status: &Status, broken: Option<&str>) -> Failed {
     let trailer = status.metadata().get_bin(TRAILER).and_then(|value| value.to_bytes().ok());
-    if let Some(Failure { kind, message, retryable, .. }) =
+    if let Some(Failure { kind, message, retryable, holders, .. }) =
         trailer.and_then(|bytes| Failure::decode(bytes).ok())
     {
         // A line break could make lines that look like those of csictl.
@@ -103,7 +113,7 @@ pub fn read(status: &Status, broken: Option<&str>) -> Failed {
             // Places are each server's own.
             "Unavailable" | "RateLimited" => Failed::NotDone(message),
             "Uncertain" => Failed::Unknown(message),
-            _ => Failed::Refused(OperatorError::Refused { kind, message, retryable }),
+            _ => Failed::Refused(OperatorError::Refused { kind, message, retryable, holders }),
         };
     }
     match (status.code(), broken) {

@@ -1,9 +1,47 @@
 //! Output about the nodes and servers of a cluster.
 
 use csi_proto::cluster::v1::{Attaches, Machine, NodeRow, PluginReport, ServerRow, ServerRows};
+use csid_client::Cluster;
 use serde_json::{Value, json};
 
 use super::text::{facts, seconds, table, timestamp};
+
+/// Returns this host's state in its cluster, on a line.
+pub fn cluster_line(row: &Cluster) -> String {
+    let at = if row.server.is_empty() { String::new() } else { format!(" at {}", row.server) };
+    let why = if row.reason.is_empty() { String::new() } else { format!(" ({})", row.reason) };
+    let owed = match row.owed {
+        0 => String::new(),
+        owed => format!("; {}", to_learn(owed)),
+    };
+    format!("{}, node {}: {}{at}{why}{owed}", row.name, row.node, row.state)
+}
+
+fn to_learn(owed: u32) -> String {
+    match owed {
+        1 => "the servers have yet to learn that 1 claim has ended".to_owned(),
+        owed => format!("the servers have yet to learn that {owed} claims have ended"),
+    }
+}
+
+/// Returns this host's state in its cluster, as facts.
+pub fn cluster_status(row: &Cluster) -> String {
+    if !row.is_clustered() {
+        return "This host has no cluster.".to_owned();
+    }
+    let number = |number: u64| if number == 0 { String::new() } else { number.to_string() };
+    facts([
+        ("cluster", row.name.clone()),
+        ("node", row.node.clone()),
+        ("state", row.state.clone()),
+        ("why", row.reason.clone()),
+        ("server", row.server.clone()),
+        ("since", timestamp(row.since).to_string()),
+        ("owed", if row.owed == 0 { "nothing".to_owned() } else { to_learn(row.owed) }),
+        ("generation", number(row.generation)),
+        ("revision", number(row.revision)),
+    ])
+}
 
 pub fn nodes(rows: &[NodeRow]) -> String {
     table(
@@ -222,6 +260,35 @@ db-1  blocked  -        -                         2       nfs      blocked by op
         assert!(node(&away).contains("away") && node(&blocked).contains("by operator/a at 1970"));
         assert_eq!(node_json(&row())["sessions"][0]["address"], "s1:7443");
         assert_eq!(node_json(&row())["other"], Value::Null);
+    }
+
+    #[test]
+    fn state_of_a_host_is_a_line_and_a_screen() {
+        assert_eq!(
+            cluster_status(&Cluster { state: "alone".into(), ..Cluster::default() }),
+            "This host has no cluster."
+        );
+        let joined = Cluster {
+            name: "prod".into(),
+            node: "db-1".into(),
+            state: "joined".into(),
+            server: "s1:7443".into(),
+            since: 1_709_210_096_007_000,
+            revision: 7,
+            ..Cluster::default()
+        };
+        assert_eq!(cluster_line(&joined), "prod, node db-1: joined at s1:7443");
+        let text = cluster_status(&joined);
+        assert!(text.contains("2024-02-29") && text.contains("nothing") && !text.contains("why"), "{text}");
+        let away = Cluster {
+            state: "cut-off".into(),
+            server: String::new(),
+            reason: "s1:7443: it is away".into(),
+            owed: 2,
+            ..joined
+        };
+        let due = "prod, node db-1: cut-off (s1:7443: it is away); the servers have yet to learn that 2 claims have ended";
+        assert_eq!(cluster_line(&away), due);
     }
 
     #[test]

@@ -226,7 +226,7 @@ async fn list_without_an_unreadable_volume_warns() {
             said.code == Some(0) && said.out.contains("data") && !said.err.contains("hunter2"),
             "{said:?}"
         );
-        said.err.contains("1 volumes are not listed") && said.err.contains("default/bad")
+        said.err.contains("are left out: default/bad\n")
     })
     .await;
     site.servers[0].kill();

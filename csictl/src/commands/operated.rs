@@ -1,0 +1,290 @@
+//! The commands about volumes and claims that an operator gives with `--operator`. Each asks the cluster's servers for what the same
+//! command asks csid for on a host, and prints the same.
+
+use std::time::{Duration, SystemTime};
+
+use anyhow::bail;
+use csi_proto::cluster::v1::change_ask::What;
+use csi_proto::cluster::v1::cluster_client::ClusterClient;
+use csi_proto::cluster::v1::{
+    Capability, ChangeAsk, ClaimInList, Deregister, ListAsk, Register, ReleaseAsk, Spec, Topology, VolumeAsk,
+};
+use csid_client::RegisterVolume;
+use serde_json::{Value, json};
+
+use super::common::{confirmed, done};
+use super::spec::{self, Named};
+use crate::{
+    args::{Claims, Confirm, Name, OneVolume, Release, Volume, Volumes},
+    hints::Tried,
+    operator::{LeftOut, Servers, rows},
+    output::{self, print, print_json},
+    shell::quoted,
+};
+
+/// How long a list may take in all, and a release. A server waits for a release for 60 s at most.
+const LIST: Duration = Duration::from_secs(300);
+const RELEASE: Duration = Duration::from_secs(75);
+
+pub async fn volume(servers: &Servers, command: Volume, json: bool, tried: &mut Tried) -> anyhow::Result<()> {
+    match command {
+        Volume::List(args) => list(servers, args, json, tried).await,
+        Volume::Show { volume } => {
+            about("volume show", &volume, tried);
+            let OneVolume { namespace, volume } = volume;
+            let ask = VolumeAsk { namespace, volume };
+            let row = servers.call(None, async |channel| {
+                Ok(ClusterClient::new(channel).volume(ask.clone()).await?.into_inner())
+            });
+            let row = row.await?;
+            let shown = rows::volume(&row);
+            match json {
+                true => print_json(&of_cluster(&shown, &row)?)?,
+                false => print(&output::volume(&shown))?,
+            }
+            if row.claim_count > row.claims.len() as u64 {
+                let (shown, all) = (row.claims.len(), row.claim_count);
+                servers.warn_of_list(&format!("{shown} of {all} claims are shown; `claims` lists all"));
+            }
+            Ok(())
+        }
+        Volume::Register(args) => {
+            tried.command = "volume register";
+            let Named { namespace, volume, spec } = spec::register(args)?;
+            tried.volume = Some(format!("{} {}", quoted(&namespace), quoted(&volume)));
+            let what = format!("register volume {namespace}/{volume}");
+            let register = register(namespace, volume, spec)?;
+            change(servers, &what, What::Register(register), json).await
+        }
+        Volume::Deregister { volume, .. } => {
+            about("volume deregister", &volume, tried);
+            let OneVolume { namespace, volume } = volume;
+            let what = format!("deregister volume {namespace}/{volume}");
+            change(servers, &what, What::Deregister(Deregister { namespace, volume }), json).await
+        }
+        // The command line refuses others.
+        _ => bail!("an operator cannot do this"),
+    }
+}
+
+fn about(command: &'static str, volume: &OneVolume, tried: &mut Tried) {
+    tried.command = command;
+    tried.volume = Some(format!("{} {}", quoted(&volume.namespace), quoted(&volume.volume)));
+}
+
+/// Returns a row as JSON, with what a volume has in a cluster alone.
+fn of_cluster(
+    shown: &csid_client::VolumeRow,
+    row: &csi_proto::cluster::v1::VolumeRow,
+) -> anyhow::Result<Value> {
+    let mut value = serde_json::to_value(shown)?;
+    value["owner"] = json!(row.owner);
+    Ok(value)
+}
+
+/// Changes a volume. The same change again changes nothing, so the next server may be asked for it.
+async fn change(servers: &Servers, what: &str, change: What, json: bool) -> anyhow::Result<()> {
+    let is_end = matches!(change, What::Deregister(_));
+    let ask = ChangeAsk { what: Some(change) };
+    let row = servers.call(Some(what), async |channel| {
+        Ok(ClusterClient::new(channel).change(ask.clone()).await?.into_inner())
+    });
+    let row = row.await?;
+    match json {
+        true if !is_end => print_json(&of_cluster(&rows::volume(&row), &row)?)?,
+        _ => done(json)?,
+    }
+    Ok(())
+}
+
+/// Makes the call of a spec. Servers keep no secrets, and root on a host decides about suid and dev.
+fn register(namespace: String, volume: String, spec: RegisterVolume) -> anyhow::Result<Register> {
+    for (option, given) in [
+        ("--secrets-file", spec.secrets.is_some()),
+        ("suid", spec.suid == Some(true)),
+        ("dev", spec.dev == Some(true)),
+    ] {
+        if given {
+            bail!("{option}: the servers of a cluster do not keep it");
+        }
+    }
+    let capabilities = spec.capabilities.unwrap_or_default().into_iter().map(|of| Capability {
+        access_mode: of.access_mode.as_str().to_owned(),
+        attachment_mode: of.attachment_mode.as_str().to_owned(),
+    });
+    let topologies = spec.topologies.unwrap_or_default().into_iter().map(|segments| Topology { segments });
+    Ok(Register {
+        namespace,
+        volume,
+        plugin: spec.plugin.unwrap_or_default(),
+        external_id: spec.external_id.unwrap_or_default(),
+        spec: Some(Spec {
+            name: spec.name.unwrap_or_default(),
+            capabilities: capabilities.collect(),
+            fs_type: spec.fs_type.unwrap_or_default(),
+            mount_flags: spec.mount_flags.unwrap_or_default(),
+            mount_group: spec.mount_group.unwrap_or_default(),
+            volume_context: spec.context.unwrap_or_default(),
+            parameters: spec.parameters.unwrap_or_default(),
+            credential: spec.credential.unwrap_or_default(),
+            heal: spec.heal.map(|heal| heal.as_str().to_owned()).unwrap_or_default(),
+            topologies: topologies.collect(),
+        }),
+    })
+}
+
+async fn list(servers: &Servers, args: Volumes, json: bool, tried: &mut Tried) -> anyhow::Result<()> {
+    tried.command = "volume list";
+    let ask = ListAsk {
+        namespace: args.namespace.unwrap_or_default(),
+        plugin: args.plugin.unwrap_or_default(),
+        node: args.node.unwrap_or_default(),
+        prefix: args.prefix.unwrap_or_default(),
+        ..ListAsk::default()
+    };
+    let call = servers.call_within(LIST, None, async |channel| {
+        let mut pages = ClusterClient::new(channel).volumes(ask.clone()).await?.into_inner();
+        let (mut found, mut left_out) = (Vec::new(), LeftOut::default());
+        while let Some(page) = Servers::page(&mut pages).await? {
+            left_out.add(page.left_out, page.first_left_out);
+            found.extend(page.volumes);
+        }
+        Ok((found, left_out))
+    });
+    let (found, left_out) = call.await?;
+    if json {
+        let all: Result<Vec<Value>, _> =
+            found.iter().map(|row| of_cluster(&rows::volume(row), row)).collect();
+        print_json(&all?)?;
+    } else if found.is_empty() {
+        eprintln!("No volumes. See `csictl volume register --help`.");
+    } else {
+        print(&output::volumes(&found.iter().map(rows::volume).collect::<Vec<_>>()))?;
+    }
+    left_out.warn(servers);
+    Ok(())
+}
+
+/// Returns the claims that match.
+async fn found(servers: &Servers, ask: ListAsk) -> anyhow::Result<(Vec<ClaimInList>, LeftOut)> {
+    let call = servers.call_within(LIST, None, async |channel| {
+        let mut pages = ClusterClient::new(channel).claims(ask.clone()).await?.into_inner();
+        let (mut found, mut left_out) = (Vec::new(), LeftOut::default());
+        while let Some(page) = Servers::page(&mut pages).await? {
+            left_out.add(page.left_out, page.first_left_out);
+            found.extend(page.claims);
+        }
+        Ok((found, left_out))
+    });
+    call.await
+}
+
+pub async fn claims(servers: &Servers, args: Claims, json: bool, tried: &mut Tried) -> anyhow::Result<()> {
+    tried.command = "claims";
+    let ask = ListAsk {
+        namespace: args.namespace.unwrap_or_default(),
+        volume: args.volume.unwrap_or_default(),
+        consumer: args.consumer.unwrap_or_default(),
+        node: args.node.unwrap_or_default(),
+        plugin: args.plugin.unwrap_or_default(),
+        ..ListAsk::default()
+    };
+    let (found, left_out) = found(servers, ask).await?;
+    let shown: Vec<_> = found.iter().map(|row| (rows::claim(row), row.plugin.as_str())).collect();
+    if json {
+        let mut all = Vec::new();
+        for (claim, plugin) in &shown {
+            let mut row = serde_json::to_value(claim)?;
+            row["plugin"] = json!(plugin);
+            row["provider"] = json!("");
+            all.push(row);
+        }
+        print_json(&all)?;
+    } else if shown.is_empty() {
+        eprintln!("No claims.");
+    } else {
+        let claims: Vec<_> = shown.iter().map(|(claim, _)| claim.clone()).collect();
+        let plugins: std::collections::HashMap<(&str, &str), &str> = shown
+            .iter()
+            .map(|(claim, plugin)| ((claim.namespace.as_str(), claim.volume.as_str()), *plugin))
+            .collect();
+        let with = |claim: &csid_client::ClaimRow| {
+            (plugins.get(&(claim.namespace.as_str(), claim.volume.as_str())).copied().unwrap_or_default(), "")
+        };
+        print(&output::claims(&claims, with, SystemTime::now()))?;
+    }
+    left_out.warn(servers);
+    Ok(())
+}
+
+/// Releases a claim of a host. Without a node, the consumer's only claim.
+pub async fn release(servers: &Servers, args: Release, json: bool, tried: &mut Tried) -> anyhow::Result<()> {
+    tried.command = "release";
+    let Release { name, node, force, confirm, wait, .. } = args;
+    let Name { namespace, volume, consumer } = name;
+    tried.volume = Some(format!("{} {}", quoted(&namespace), quoted(&volume)));
+    tried.mount = Some([&namespace, &volume, &consumer].map(|word| quoted(word)).join(" "));
+    let node = match node {
+        Some(node) => node,
+        None => {
+            let ask = ListAsk {
+                namespace: namespace.clone(),
+                volume: volume.clone(),
+                consumer: consumer.clone(),
+                ..ListAsk::default()
+            };
+            let (found, _) = found(servers, ask).await?;
+            let mut nodes: Vec<_> =
+                found.into_iter().filter_map(|row| row.claim).map(|claim| claim.node).collect();
+            match (nodes.pop(), nodes.is_empty()) {
+                (None, _) => return Ok(done(json)?),
+                (Some(node), true) => node,
+                (Some(last), false) => {
+                    nodes.push(last);
+                    bail!(
+                        "{consumer} has a claim on {} nodes: {}; --node names one",
+                        nodes.len(),
+                        nodes.join(", ")
+                    )
+                }
+            }
+        }
+    };
+    tried.node = Some(node.clone());
+    if force {
+        force_confirmed(&namespace, &volume, &node, &confirm)?;
+    }
+    let what = format!("release the claim of {consumer} on node {node} of {namespace}/{volume}");
+    let deadline_ms = wait.deadline.usec().map_or(0, |usec| (usec / 1000).max(1));
+    let ask = ReleaseAsk { namespace, volume, node, consumer, force, deadline_ms };
+    let call = servers.call_within(RELEASE, Some(&what), async |channel| {
+        Ok(ClusterClient::new(channel).release(ask.clone()).await?.into_inner())
+    });
+    call.await?;
+    Ok(done(json)?)
+}
+
+fn force_confirmed(namespace: &str, volume: &str, node: &str, confirm: &Confirm) -> anyhow::Result<()> {
+    let what = format!(
+        "The claim ends as it is, and another host may get the volume. If node {node} runs, it may still write to the volume: \
+         switch it off before."
+    );
+    confirmed(&format!("{namespace}/{volume}"), &confirm.yes, &what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spec_that_servers_do_not_keep_is_refused() {
+        let spec = || RegisterVolume { plugin: Some("p".into()), ..RegisterVolume::default() };
+        let made = |spec| register("ns".into(), "v".into(), spec).map(|made| made.plugin);
+        assert_eq!(made(spec()).unwrap(), "p");
+        for wrong in
+            [RegisterVolume { suid: Some(true), ..spec() }, RegisterVolume { dev: Some(true), ..spec() }]
+        {
+            assert!(made(wrong).unwrap_err().to_string().contains("do not keep it"));
+        }
+    }
+}
