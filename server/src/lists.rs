@@ -15,6 +15,8 @@ use crate::view;
 
 /// Rows that are read together.
 const ROWS: usize = 500;
+/// The same of volumes, each of which may have many claims.
+const VOLUMES: usize = 100;
 /// The limit of a page, in bytes. Only a page of one row is larger. csid takes less than twice as much.
 const BYTES: usize = 64 * 1024;
 
@@ -160,7 +162,7 @@ impl Cluster {
         self.may_list(caller).await?;
         let sees = |namespace: &str| self.sees(caller, namespace);
         let after = list.after.as_ref().map(|after| &after.name);
-        let part = self.registry.volume_list(&list.filter, after, ROWS, sees).await?;
+        let part = self.registry.volume_list(&list.filter, after, VOLUMES, sees).await?;
         let ends = part.next.is_none();
         let rows = part.rows.iter().map(|record| view::row(record, caller));
         let pages =
