@@ -17,7 +17,7 @@ use crate::view;
 const ROWS: usize = 500;
 /// The same of volumes, each of which may have many claims.
 const VOLUMES: usize = 100;
-/// The limit of a page, in bytes. Only a page of one row is larger. csid takes less than twice as much.
+/// The limit of a page, in bytes. Only a page of one row is larger. A node's row has less than the 128 KiB that csid takes.
 const BYTES: usize = 64 * 1024;
 
 /// A page of a list, to which rows are added.

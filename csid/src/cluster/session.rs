@@ -27,9 +27,8 @@ use crate::store::registry::VolumeName;
 use crate::volume::Volumes;
 use crate::volume::rules::check_name;
 
-/// The limits of a message: of an answer to a call, and of one in a session. A message of tiny rows needs about 100 times its size in memory.
-const ANSWER: usize = 128 * 1024;
-const MESSAGE: usize = 16 * 1024;
+/// The limit of a server's message, in bytes. A message of rows without content needs about 100 times its size in memory.
+const MESSAGE: usize = 128 * 1024;
 /// How long a server may take to answer a Hello.
 const WELCOME: Duration = Duration::from_secs(15);
 /// The first and the longest pause after every server was asked in vain.
@@ -132,7 +131,7 @@ impl Node {
     async fn join(&self, server: &str, plugins: &Plugins) -> Result<Session, End> {
         let lost = |text: &str| End::Lost(text.to_owned());
         let client = ClusterClient::new(link::open(&self.link.join(server)));
-        let client = client.max_decoding_message_size(ANSWER);
+        let mut client = client.max_decoding_message_size(MESSAGE);
         let (to_server, receiver) = mpsc::channel(8);
         let hello = FromNode { is: Some(from_node::Is::Hello(self.hello())) };
         // The channel is new, so there is a place.
@@ -141,7 +140,6 @@ impl Node {
             receiver.recv().await.map(|message| (message, receiver))
         });
         let opened = async {
-            let mut client = client.clone().max_decoding_message_size(MESSAGE);
             let mut from_server = client.session(outgoing).await?.into_inner();
             let first = from_server.message().await?;
             Ok((from_server, first))
