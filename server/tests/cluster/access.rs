@@ -68,7 +68,7 @@ async fn calls(channel: &Channel, node: &str, namespace: &str) -> BTreeMap<&'sta
     found.insert("release", became(client.release(release.clone()).await));
     found.insert("release by force", became(client.release(ReleaseAsk { force: true, ..release }).await));
     let mut change = register("data", "single-node-writer");
-    let Some(csi_proto::cluster::v1::change_ask::What::Register(of)) = &mut change.what else { panic!() };
+    let Some(What::Register(of)) = &mut change.what else { panic!() };
     of.namespace = namespace.into();
     of.external_id = format!("ext-{namespace}");
     found.insert("register", became(client.change(change).await));
@@ -141,7 +141,7 @@ async fn every_call_of_every_identity_is_as_granted() {
     let mut operator = site.operator(0, "all");
     for namespace in ["default", "other"] {
         let mut change = register("data", "single-node-writer");
-        let Some(csi_proto::cluster::v1::change_ask::What::Register(of)) = &mut change.what else { panic!() };
+        let Some(What::Register(of)) = &mut change.what else { panic!() };
         of.namespace = namespace.into();
         of.external_id = format!("ext-{namespace}");
         operator.change(change).await.unwrap();

@@ -61,6 +61,11 @@ impl World {
         World { rooms, state, config, directory, _reload }
     }
 
+    /// Returns a path below the world's directory.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
     pub fn group_file(&self) -> PathBuf {
         let file = self.directory.path().join("group");
         std::fs::write(&file, "csid:x:4242:\n").unwrap();

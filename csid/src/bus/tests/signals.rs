@@ -1,6 +1,7 @@
 //! The receivers of signals, and the cost of a receiver that does not read.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -12,6 +13,7 @@ use super::harness::{
 };
 use super::on_bus::QUICK;
 use crate::bus::State;
+use crate::cluster::Node;
 use crate::store::event_kind::EventKind;
 use crate::store::rows::{EventDetails, NewEvent};
 use crate::store::{Change, Durability};
@@ -96,6 +98,27 @@ async fn readers_on_the_socket_get_signals() {
     let reply = manager(&clients[0], "GetEvents", &(0u64, 10u32)).await.unwrap();
     let (events, gap): (Vec<Event>, bool) = reply.body().deserialize().unwrap();
     assert_eq!((events.len(), gap), (1, false));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn change_of_the_clusters_state_is_signalled() {
+    let mut world = World::new();
+    let link = world.path("no-link");
+    let config = crate::config::Cluster { name: "prod".into(), inline: false, link: link.clone() };
+    let node = Arc::new(Node::new(&config, "n1", "journal", "boot"));
+    world.rooms.node = Some(node.clone());
+    let (path, _serving) = world.listen();
+    let client = connect(&path).await;
+    let mut stream = listen(&client).await;
+    let _running = tokio::spawn(node.run(world.rooms.volumes.clone(), world.rooms.plugins.clone()));
+    let signal = next(&mut stream).await.expect("PropertiesChanged");
+    let (interface, changed, _): (String, BTreeMap<String, OwnedVariant>, Vec<String>) =
+        signal.body().deserialize().unwrap();
+    let text = |name: &str| <&str>::try_from(&changed[name]).unwrap();
+    assert_eq!((interface.as_str(), text("State")), ("org.csid1.Cluster", "cut-off"));
+    assert!(text("Reason").contains(link.to_str().unwrap()) && !changed.contains_key("Name"), "{changed:?}");
+    // csid tries again and again, and nothing changes.
+    assert!(next(&mut stream).await.is_none());
 }
 
 #[tokio::test(flavor = "multi_thread")]
