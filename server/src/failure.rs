@@ -62,6 +62,10 @@ impl From<csid::store::registry::RegistryError> for ServerError {
                 tracing::warn!(error = %source, "a call was not done");
                 ServerError::Unavailable("the server cannot reach etcd, or etcd is full".into())
             }
+            RegistryError::Failed(source) => match source.downcast::<EtcdError>() {
+                Ok(error) => ServerError::Etcd(*error),
+                Err(source) => ServerError::Refused(RegistryError::Failed(source).into()),
+            },
             error => ServerError::Refused(error.into()),
         }
     }
@@ -76,6 +80,11 @@ impl From<ServerError> for Status {
                 // It names etcd's members, which are none of the callers' business.
                 tracing::warn!(%error, "a call was not done");
                 unavailable("the server cannot reach etcd, or etcd is full".into())
+            }
+            // The reason may have a part of the value, such as a volume's context.
+            ServerError::Etcd(EtcdError::Unreadable { key, why: _ }) => {
+                tracing::warn!(key, "a value in etcd cannot be read");
+                refused(Error::internal(format!("the value of {key} in etcd cannot be read")))
             }
             error @ (ServerError::Etcd(_) | ServerError::Row(_)) => {
                 refused(Error::internal(error.to_string()))
@@ -132,6 +141,16 @@ fn refused(error: Error) -> (Code, Failure) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn error_of_a_value_shows_no_part_of_it() {
+        let unreadable = EtcdError::Unreadable { key: "/csid/v1/vol/a".into(), why: "\"hunter2\"".into() };
+        let error = csid::store::registry::RegistryError::from(unreadable);
+        let status = Status::from(ServerError::from(error));
+        let text = format!("{status:?}");
+        assert!(text.contains("/csid/v1/vol/a") && !text.contains("hunter2"), "{text}");
+        assert_eq!(status.code(), Code::Internal);
+    }
 
     #[test]
     fn trailer_of_a_huge_error_is_small() {

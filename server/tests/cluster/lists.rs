@@ -2,7 +2,7 @@
 
 use csi_proto::cluster::v1::change_ask::What;
 use csi_proto::cluster::v1::cluster_client::ClusterClient;
-use csi_proto::cluster::v1::{ChangeAsk, ClaimPage, Deregister, ListAsk};
+use csi_proto::cluster::v1::{ChangeAsk, ClaimPage, Deregister, ListAsk, ReleaseAsk, VolumeAsk, to_node};
 use tonic::Code;
 use tonic::transport::Channel;
 
@@ -170,19 +170,27 @@ async fn record_that_cannot_be_read_fails_no_list() {
     assert_eq!((own[0].claims.len(), own[0].left_out), (1, 1));
     let log = site.servers[0].text();
     assert!(log.contains("/csid/v1/vol/default/b/reg") && !log.contains("hunter2"), "{log}");
+    let one = VolumeAsk { namespace: "default".into(), volume: "b".into() };
+    let refused = Refusal::of(&site.operator(0, "reads").volume(one).await.unwrap_err());
+    assert!(
+        refused.kind == "Internal" && refused.message.contains("/csid/v1/vol/default/b/reg"),
+        "{refused:?}"
+    );
+    assert!(!refused.message.contains("hunter2"), "{refused:?}");
+    assert!(!site.servers[0].text().contains("hunter2"));
     // An operator's release goes on all the same.
-    let release = csi_proto::cluster::v1::ReleaseAsk {
+    let release = ReleaseAsk {
         namespace: "default".into(),
         volume: "a".into(),
         node: "n1".into(),
         consumer: "web".into(),
         deadline_ms: 1,
-        ..Default::default()
+        ..ReleaseAsk::default()
     };
     let late = site.operator(0, "all").release(release).await.unwrap_err();
     assert_eq!(late.code(), Code::DeadlineExceeded);
     let asked = session.next().await.unwrap();
-    assert!(matches!(asked, Some(csi_proto::cluster::v1::to_node::Is::Changed(_))), "{asked:?}");
+    assert!(matches!(asked, Some(to_node::Is::Changed(_))), "{asked:?}");
 }
 
 #[tokio::test]
@@ -196,7 +204,7 @@ async fn row_of_a_volume_has_few_claims_and_the_list_all() {
         claim(&n1, "default", "a", &long(n)).await;
     }
     claim(&n2, "default", "a", "own").await;
-    let ask = csi_proto::cluster::v1::VolumeAsk { namespace: "default".into(), volume: "a".into() };
+    let ask = VolumeAsk { namespace: "default".into(), volume: "a".into() };
     let seen = n2.client(0).volume(ask.clone()).await.unwrap().into_inner();
     assert_eq!((seen.claims.len(), seen.claim_count, seen.claims[0].node.as_str()), (64, 101, "n2"));
     let seen = site.operator(0, "reads").volume(ask).await.unwrap().into_inner();
