@@ -382,7 +382,8 @@ mod tests {
     #[test]
     fn part_ends_after_many_names_that_do_not_match() {
         let names: Vec<_> = (0..LOOKED_AT + 5).map(|n| in_namespace("default", &format!("{n:06}"))).collect();
-        let all: Vec<_> = names.iter().map(|name| (name.clone(), &[] as &[(&str, &str)])).collect();
+        let mut all: Vec<_> = names.iter().map(|name| (name.clone(), &[] as &[(&str, &str)])).collect();
+        all[LOOKED_AT + 4].1 = &[("job", "n1")];
         let volumes = cache(&all);
         let keys = Keys::new("/csid/");
         let filter = ListFilter { plugin: Some("none".into()), ..ListFilter::default() };
@@ -390,6 +391,9 @@ mod tests {
         assert_eq!((part.rows.len(), part.next.as_ref()), (0, Some(&names[LOOKED_AT - 1])));
         let part = super::volumes(&keys, &volumes, &filter, part.next.as_ref(), 9, &|_| true);
         assert_eq!((part.rows.len(), part.next), (0, None));
+        let own = ListFilter { node: Some("n1".into()), ..ListFilter::default() };
+        let part = claims(&keys, &volumes, &own, None, 9, &|_| true);
+        assert_eq!((part.rows.len(), part.next), (1, None), "a node's list looks at all volumes");
         let prefix = ListFilter {
             namespace: Some("default".into()),
             prefix: Some("00000".into()),
