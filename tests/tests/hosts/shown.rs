@@ -24,6 +24,15 @@ async fn metric(w: &World, sample: &str) -> Option<f64> {
     value.map(|value| value.parse().unwrap())
 }
 
+/// Returns what a command of csictl prints about this world's csid.
+async fn csictl(w: &World, words: &[&str]) -> String {
+    let mut command = tokio::process::Command::new(site::csictl_program());
+    command.arg("--csid-socket").arg(w.path("run/csid.sock")).args(words).kill_on_drop(true);
+    let output = tokio::time::timeout(std::time::Duration::from_secs(60), command.output());
+    let output = output.await.expect("csictl ends").unwrap();
+    String::from_utf8(output.stdout).unwrap()
+}
+
 #[test]
 fn host_shows_its_state_and_what_it_owes() {
     world(async |w| {
@@ -39,6 +48,12 @@ fn host_shows_its_state_and_what_it_owes() {
         assert_eq!(metric(w, r#"csid_cluster_state{state="joined"}"#).await, Some(1.0));
         assert_eq!(metric(w, "csid_owed").await, Some(0.0));
 
+        let line = format!("cluster: prod, node n1: joined at {}", site.addresses[0]);
+        assert!(csictl(w, &["status"]).await.contains(&line));
+        assert!(csictl(w, &["doctor", "--verbose"]).await.contains(&line["cluster: ".len()..]));
+        let row = csictl(w, &["cluster", "status", "--json"]).await;
+        let row: serde_json::Value = serde_json::from_str(&row).unwrap();
+        assert_eq!((&row["state"], &row["owed"]), (&"joined".into(), &0.into()));
         mount_registered(&client, "data", "web").await.unwrap();
         eventually("the claim's revision is shown", async || shown(&client).await.revision > 0).await;
         node.link.kill();
@@ -70,6 +85,8 @@ fn host_shows_its_state_and_what_it_owes() {
 fn host_alone_has_no_cluster_and_no_metric_of_it() {
     world(async |w| {
         let client = w.start().await;
+        assert_eq!(csictl(w, &["cluster", "status"]).await, "This host has no cluster.\n");
+        assert!(!csictl(w, &["status"]).await.contains("cluster:"));
         let row = shown(&client).await;
         assert_eq!((row.state.as_str(), row.is_clustered(), row.since), ("alone", false, 0));
         assert_eq!(metric(w, "csid_owed").await, None);
