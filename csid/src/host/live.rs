@@ -115,8 +115,7 @@ impl Host {
         let mut left = Vec::new();
         for root in roots.iter().filter(|root| self.live_of(root).is_none()) {
             let path = root.join(LIVE);
-            let plain = table::plain(&path);
-            if !table.entries().any(|entry| is_own(entry) && entry.path.as_os_str() == plain.as_os_str()) {
+            if !table.all_at(&path).any(|entry| is_own(&entry)) {
                 continue;
             }
             match held(root, table) {
@@ -152,7 +151,7 @@ fn is_own(entry: &MountEntry) -> bool {
 fn held(root: &Path, table: &MountTable) -> Result<Option<HeldLive>, HostError> {
     let at_live = root.join(LIVE);
     let Some(entry) = table.entry_at(&at_live) else { return Ok(None) };
-    if !is_own(entry) {
+    if !is_own(&entry) {
         return Err(HostError::Occupied(at_live));
     }
     // The table has just said that the walk ends on a tmpfs. What has been mounted since is not asked.

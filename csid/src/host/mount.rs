@@ -457,7 +457,7 @@ pub(super) fn is_bound(source: &Path, target: &Path) -> Result<bool, HostError> 
         Err(HostError::AutomountPending(_)) => {
             let table = table::MountTable::read()?;
             let (shown, there) = (table.at(source), table.at(target));
-            let is_same = |a: table::TableMount<'_>, b| (a.device, a.root) == b;
+            let is_same = |a: table::TableMount, b| (a.device, a.root) == b;
             Ok(shown.zip(there).is_some_and(|(shown, there)| is_same(shown, (there.device, there.root))))
         }
         there => match there? {

@@ -2,9 +2,10 @@
 //! never to find out about one mount.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
+use std::hash::{BuildHasher, RandomState};
 use std::io::Read;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
@@ -64,52 +65,71 @@ pub(super) struct Groups {
 const SERVED: [&str; 10] =
     ["fuse", "fuseblk", "virtiofs", "nfs", "nfs4", "cifs", "smb3", "ceph", "9p", "afs"];
 
-/// The mount table of one moment.
+/// The mount table of one moment: its text, and where each mount's line is. A line is parsed when it is asked for. Ten thousand parsed
+/// lines would be dropped soon, and would leave holes all over the heap.
 #[derive(Debug)]
 pub struct MountTable {
-    /// By the number of the mount that each is on, then by the bytes of its path. Comparing paths part by part takes longer.
-    mounts: HashMap<u64, HashMap<OsString, MountEntry>>,
+    text: Vec<u8>,
+    /// In the order of their parents, then of their places, then of the text.
+    lines: Vec<TableLine>,
     /// The number that the mount of `/` is on.
     bottom: u64,
+    hasher: RandomState,
+}
+
+/// A line of the table.
+#[derive(Clone, Copy, Debug)]
+struct TableLine {
+    id: u64,
+    parent: u64,
+    /// A hash of the mount's path.
+    place: u64,
+    start: usize,
 }
 
 /// A mount as the table shows it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TableMount<'a> {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TableMount {
     pub device: u64,
     /// The directory of the file system that the mount shows.
-    pub root: &'a Path,
+    pub root: PathBuf,
     /// A process or another host serves the file system.
     pub is_served: bool,
 }
 
 impl MountTable {
     pub(super) fn read() -> Result<MountTable, HostError> {
-        Ok(MountTable::of(entries()?))
+        Ok(MountTable::of(text()?))
     }
 
-    pub(super) fn of(entries: Vec<MountEntry>) -> MountTable {
-        let ids: HashSet<u64> = entries.iter().map(|entry| entry.id).collect();
-        let is_bottom = |entry: &&MountEntry| !ids.contains(&entry.parent) && entry.path == Path::new("/");
-        let bottom = entries.iter().find(is_bottom).map_or(0, |entry| entry.parent);
-        let mut mounts: HashMap<u64, HashMap<OsString, MountEntry>> = HashMap::new();
-        for entry in entries {
-            mounts.entry(entry.parent).or_default().insert(entry.path.as_os_str().to_owned(), entry);
+    /// Makes the table of the text of a `mountinfo`.
+    pub(super) fn of(text: Vec<u8>) -> MountTable {
+        let hasher = RandomState::new();
+        let (mut lines, mut start) = (Vec::new(), 0);
+        for line in text.split(|&byte| byte == b'\n') {
+            let mut fields = line.split(|&byte| byte == b' ');
+            let mut number = || number(fields.next()?);
+            // The device and the root stand before the path.
+            if let (Some(id), Some(parent), Some(path)) = (number(), number(), fields.nth(2)) {
+                let place = hasher.hash_one(unescape(path).as_os_str());
+                lines.push(TableLine { id, parent, place, start });
+            }
+            start += line.len() + 1;
         }
-        MountTable { mounts, bottom }
-    }
-
-    /// Returns all mounts that no other mount at the same place covers.
-    pub(super) fn entries(&self) -> impl Iterator<Item = &MountEntry> {
-        self.mounts.values().flat_map(HashMap::values)
+        let ids: HashSet<u64> = lines.iter().map(|line| line.id).collect();
+        let root = hasher.hash_one(OsStr::new("/"));
+        let bottom = lines.iter().find(|line| line.place == root && !ids.contains(&line.parent));
+        let bottom = bottom.map_or(0, |line| line.parent);
+        lines.sort_by_key(|line| (line.parent, line.place));
+        MountTable { text, lines, bottom, hasher }
     }
 
     /// Returns the mount that a walk to `path`, which is absolute, ends on. `None`: nothing is mounted there, or another mount
     /// covers a directory above.
-    pub fn at(&self, path: &Path) -> Option<TableMount<'_>> {
+    pub fn at(&self, path: &Path) -> Option<TableMount> {
         let MountEntry { device, root, fs_type, .. } = self.entry_at(path)?;
         let kind = fs_type.split('.').next().unwrap_or_default();
-        Some(TableMount { device: *device, root, is_served: SERVED.contains(&kind) })
+        Some(TableMount { device, root, is_served: SERVED.contains(&kind) })
     }
 
     /// Returns whether the mount at `path` is read-only. `None`: as of [`MountTable::at`].
@@ -119,34 +139,66 @@ impl MountTable {
 
     /// Returns whether the automount `top` lies on a mount at the same path that is no automount.
     pub(super) fn covers_a_mount(&self, top: &MountEntry) -> bool {
-        let on = |mount: &MountEntry| self.entries().find(|other| other.id == mount.parent);
-        let mut under = on(top);
+        let mut under = self.entry_of(top.parent);
         while let Some(mount) = under.filter(|mount| mount.path == top.path && mount.id != mount.parent) {
-            if !is_autofs(mount) {
+            if !is_autofs(&mount) {
                 return true;
             }
-            under = on(mount);
+            under = self.entry_of(mount.parent);
         }
         false
     }
 
-    pub(super) fn entry_at(&self, path: &Path) -> Option<&MountEntry> {
+    pub(super) fn entry_at(&self, path: &Path) -> Option<MountEntry> {
         self.entry_around(path).filter(|mount| mount.path == path)
     }
 
     /// Returns the mount that what lies at `path` is on: the last one that a walk there enters.
-    pub(super) fn entry_around(&self, path: &Path) -> Option<&MountEntry> {
+    pub(super) fn entry_around(&self, path: &Path) -> Option<MountEntry> {
         let path = plain(path);
         let mut way: Vec<&Path> = path.ancestors().collect();
-        let mut reached: Option<&MountEntry> = None;
+        let mut reached: Option<&TableLine> = None;
         while let Some(next) = way.last() {
-            let on = reached.map_or(self.bottom, |mount| mount.id);
-            match self.mounts.get(&on).and_then(|mounts| mounts.get(next.as_os_str())) {
+            match self.mounted_on(reached.map_or(self.bottom, |mount| mount.id), next) {
                 Some(mount) => reached = Some(mount),
                 None => drop(way.pop()),
             }
         }
-        reached
+        self.entry(reached?)
+    }
+
+    /// Returns all mounts at `path`, those that others cover, too.
+    pub(super) fn all_at(&self, path: &Path) -> impl Iterator<Item = MountEntry> {
+        let path = plain(path).into_owned();
+        let place = self.hasher.hash_one(path.as_os_str());
+        let there = self.lines.iter().filter(move |line| line.place == place);
+        there.filter_map(|line| self.entry(line)).filter(move |entry| entry.path == path)
+    }
+
+    /// Returns the mount with this number.
+    fn entry_of(&self, id: u64) -> Option<MountEntry> {
+        self.entry(self.lines.iter().find(|line| line.id == id)?)
+    }
+
+    /// Returns the topmost of the mounts at `path` that are on the mount `parent`.
+    fn mounted_on(&self, parent: u64, path: &Path) -> Option<&TableLine> {
+        let of = (parent, self.hasher.hash_one(path.as_os_str()));
+        let end = self.lines.partition_point(|line| (line.parent, line.place) <= of);
+        let same = self.lines[..end].iter().rev().take_while(|line| (line.parent, line.place) == of);
+        let mut same = same.filter(|line| {
+            let there = self.line(line).split(|&byte| byte == b' ').nth(4).map(unescape);
+            there.is_some_and(|there| there.as_os_str() == path.as_os_str())
+        });
+        same.next()
+    }
+
+    fn line(&self, line: &TableLine) -> &[u8] {
+        let rest = &self.text[line.start..];
+        rest.split(|&byte| byte == b'\n').next().unwrap_or_default()
+    }
+
+    fn entry(&self, line: &TableLine) -> Option<MountEntry> {
+        entry(self.line(line))
     }
 }
 
@@ -312,15 +364,13 @@ pub(super) enum Automount {
 
 /// Returns what an automount is to `path`: a direct one is mounted there, an indirect one is what the path lies on.
 pub(super) fn automount_at(path: &Path) -> Result<Automount, HostError> {
-    let entries = entries()?;
-    let is_known = entries.iter().any(|entry| entry.path == path && is_autofs(entry));
-    let there = entries.iter().filter(|entry| entry.path == path);
-    let below: HashSet<u64> = there.map(|entry| entry.parent).collect();
-    let is_on_one = entries.iter().any(|entry| below.contains(&entry.id) && is_autofs(entry));
-    let table = MountTable::of(entries);
+    let table = MountTable::read()?;
+    let is_known = table.all_at(path).any(|entry| is_autofs(&entry));
+    let is_on_one =
+        table.all_at(path).filter_map(|entry| table.entry_of(entry.parent)).any(|on| is_autofs(&on));
     let is_over_a_mount = |top: &MountEntry| top.path == path && table.covers_a_mount(top);
     Ok(match table.entry_around(path) {
-        Some(top) if is_autofs(top) && !is_over_a_mount(top) => Automount::Bare,
+        Some(top) if is_autofs(&top) && !is_over_a_mount(&top) => Automount::Bare,
         _ if is_known || is_on_one => Automount::Covered,
         _ => Automount::None,
     })
@@ -491,6 +541,20 @@ mod tests {
     use super::*;
 
     #[test]
+    fn escaped_path_of_a_table_is_found() {
+        let table = MountTable::of(
+            br"2 1 0:1 / / rw - ext4 d rw
+3 2 0:2 /r /a\040b rw - tmpfs t rw
+4 3 0:3 / /a\040b rw - fuse t rw"
+                .to_vec(),
+        );
+        let ids = |path: &str| table.all_at(Path::new(path)).map(|entry| entry.id).collect::<BTreeSet<_>>();
+        assert_eq!(table.entry_at(Path::new("/a b")).map(|entry| entry.id), Some(4));
+        assert_eq!(ids("/a b"), BTreeSet::from([3, 4]));
+        assert_eq!(ids("/a//b"), BTreeSet::new());
+    }
+
+    #[test]
     fn plain_path_has_no_empty_part() {
         for (path, is) in [
             ("/", "/"),
@@ -503,8 +567,7 @@ mod tests {
         ] {
             assert_eq!(plain(Path::new(path)).as_os_str(), is, "{path}");
         }
-        let table =
-            MountTable::of(parsed(b"2 1 0:1 / / rw - ext4 d rw\n3 2 0:2 / /a/b rw - tmpfs t rw").collect());
+        let table = MountTable::of(b"2 1 0:1 / / rw - ext4 d rw\n3 2 0:2 / /a/b rw - tmpfs t rw".to_vec());
         assert_eq!(
             table.at(Path::new("/a//b/")).unwrap().device,
             table.at(Path::new("/a/b")).unwrap().device
@@ -541,9 +604,9 @@ mod tests {
         let root = "20 1 8:1 / / rw - ext4 /dev/sda1 rw";
         let bare = "30 20 0:40 / /srv/pg rw - autofs systemd-1 rw,direct";
         let covers = |lines: &[&str]| {
-            let table = MountTable::of(parsed(lines.join("\n").as_bytes()).collect());
+            let table = MountTable::of(lines.join("\n").into_bytes());
             let top = table.entry_around(Path::new("/srv/pg")).expect("a mount");
-            (is_autofs(top), table.covers_a_mount(top))
+            (is_autofs(&top), table.covers_a_mount(&top))
         };
         assert_eq!(covers(&[root, bare]), (true, false));
         let bind = "31 20 8:16 / /srv/pg rw - ext4 /dev/sdb rw";
@@ -591,21 +654,14 @@ mod tests {
 
     #[test]
     fn covered_mount_is_not_shown() {
-        let table =
-            |text: &str| MountTable::of(text.lines().filter_map(|line| entry(line.as_bytes())).collect());
+        let table = |text: &str| MountTable::of(text.as_bytes().to_vec());
         let plain = "1 0 0:1 / / rw - ext4 x rw\n2 1 0:2 / /a rw shared:1 - tmpfs x rw\n3 2 0:3 /r /a/b/c rw - fuse.x x rw";
-        let shown = |device, root, is_served| {
-            Some(TableMount { device: rustix::fs::makedev(0, device), root: Path::new(root), is_served })
+        let shown = |device, root: &str, is_served| {
+            Some(TableMount { device: rustix::fs::makedev(0, device), root: root.into(), is_served })
         };
-        let at = |more: &str, path: &str| {
-            let table = table(&format!("{plain}\n{more}"));
-            table.at(Path::new(path)).map(|shown| (shown.device, shown.root.to_owned(), shown.is_served))
-        };
-        let owned = |shown: Option<TableMount<'_>>| {
-            shown.map(|shown| (shown.device, shown.root.to_owned(), shown.is_served))
-        };
-        assert_eq!(at("", "/a/b/c"), owned(shown(3, "/r", true)));
-        assert_eq!(at("", "/a"), owned(shown(2, "/", false)));
+        let at = |more: &str, path: &str| table(&format!("{plain}\n{more}")).at(Path::new(path));
+        assert_eq!(at("", "/a/b/c"), shown(3, "/r", true));
+        assert_eq!(at("", "/a"), shown(2, "/", false));
         assert_eq!(at("", "/a/b"), None);
         assert_eq!(at("4 2 0:4 / /a/b rw - tmpfs x rw", "/a/b/c"), None, "covered from above");
         assert_eq!(
@@ -613,6 +669,6 @@ mod tests {
             None,
             "covered by a mount on top of a lower one"
         );
-        assert_eq!(at("4 3 0:4 / /a/b/c rw - tmpfs x rw", "/a/b/c"), owned(shown(4, "/", false)), "stacked");
+        assert_eq!(at("4 3 0:4 / /a/b/c rw - tmpfs x rw", "/a/b/c"), shown(4, "/", false), "stacked");
     }
 }

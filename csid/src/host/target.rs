@@ -38,8 +38,8 @@ pub(super) fn prove(fd: BorrowedFd<'_>, target: &Path) -> Result<At, HostError> 
     // A copy of the mount in another mount namespace has the same path there, and another number.
     match table.entry_around(target).filter(|entry| entry.id == mount) {
         None => Err(not("it is on another mount than the path, or in another mount namespace")),
-        Some(entry) if entry.path == target && !table::is_autofs(entry) => Ok(At::Mount),
-        Some(entry) if entry.path == target && table.covers_a_mount(entry) => {
+        Some(entry) if entry.path == target && !table::is_autofs(&entry) => Ok(At::Mount),
+        Some(entry) if entry.path == target && table.covers_a_mount(&entry) => {
             Err(not("a mount lies below the automount"))
         }
         Some(_) => Ok(At::Free),
