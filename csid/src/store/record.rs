@@ -224,6 +224,40 @@ pub struct AttachCall {
     pub secrets_given: bool,
 }
 
+/// The servers' part of a volume while a controller is called for it, or may still run a call.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Driver {
+    /// The ID of the server that acts for the volume. Empty: any server may.
+    pub server: String,
+    /// The node that was sent the last call.
+    pub host: String,
+    /// `None`: the last call has no answer. The host may still run it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub call: Option<DrivenCall>,
+}
+
+/// A call to a controller that a server has sent, or is about to send.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct DrivenCall {
+    /// Random.
+    pub id: String,
+    pub rpc: DrivenRpc,
+    /// The node that is attached or detached, and the consumer whose claim wants it.
+    pub node: String,
+    pub consumer: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DrivenRpc {
+    /// ControllerPublishVolume.
+    Publish,
+    /// ControllerUnpublishVolume.
+    Unpublish,
+}
+
 /// Shows no value of the publish context, since a plugin may put a token there.
 impl fmt::Debug for Attachment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -290,6 +324,8 @@ pub struct Record {
     pub registration: Option<Registration>,
     pub claims: ClaimSet,
     pub attachments: Vec<Attachment>,
+    /// `None`: no server of a cluster calls a controller for the volume. A csid that is alone has none.
+    pub driver: Option<Driver>,
     /// The index of its last change; 0: it is not there.
     pub revision: u64,
 }
@@ -303,6 +339,7 @@ impl Record {
             registration: None,
             claims: ClaimSet::default(),
             attachments: Vec::new(),
+            driver: None,
             revision: 0,
         }
     }
@@ -348,5 +385,6 @@ impl Record {
         !matches!(standing, None | Some(Standing::Registered))
             || self.claims.iter().any(|claim| claim.releasing || claim.state != ClaimState::Taken)
             || self.attachments.iter().any(|at| at.leg != Leg::Present)
+            || self.driver.is_some()
     }
 }

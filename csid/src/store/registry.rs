@@ -15,7 +15,7 @@ pub use crate::store::claim_set::ClaimSet;
 pub use crate::store::held::{HeldIndex, HeldVolumes};
 pub use crate::store::known_claims::changes as claim_changes;
 pub use crate::store::record::{
-    AttachCall, AttachSecrets, Attachment, Creation, Expansion, Heal, Origin, Record, Registration, Standing,
+    AttachCall, AttachSecrets, Attachment, Creation, DrivenCall, DrivenRpc, Driver, Expansion, Heal, Origin, Record, Registration, Standing,
     VolumeName, VolumeSpec,
 };
 

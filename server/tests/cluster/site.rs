@@ -487,7 +487,7 @@ pub async fn open(client: &mut ClusterClient<Channel>, hello: Hello) -> Result<(
 
 impl Session {
     pub async fn report(&mut self, attaches: Attaches) {
-        let report = PluginReport { plugin: "p".into(), attaches: attaches.into() };
+        let report = PluginReport { plugin: "p".into(), attaches: attaches.into(), ..PluginReport::default() };
         let plugins = Plugins { plugins: vec![report] };
         self.to_server.send(FromNode { is: Some(from_node::Is::Plugins(plugins)) }).await.unwrap();
     }

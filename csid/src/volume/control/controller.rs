@@ -13,7 +13,7 @@ use crate::store::registry::Attachment;
 use crate::store::registry::{Capability, Origin, Standing, VolumeName};
 use crate::store::rows::{AccessMode, AttachmentMode, Leg, Usage};
 use crate::volume::control::engine::Engine;
-use crate::volume::control::secrets::given_values;
+use crate::volume::lifecycle::given_values;
 use crate::volume::control::tries::{RpcFailure, RpcTries};
 use crate::volume::errors::operation::OperationError;
 use crate::volume::errors::volume::VolumeError;

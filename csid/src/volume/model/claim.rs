@@ -143,7 +143,8 @@ pub(in crate::volume) fn conflict(one: &Claim, other: &Claim) -> bool {
     matches!(admit(&held, other), Err(ClaimRefusal::Conflict { .. }))
 }
 
-pub(in crate::volume) fn reader_only(mode: AccessMode) -> bool {
+/// Returns whether an access mode allows readers alone.
+pub fn reader_only(mode: AccessMode) -> bool {
     matches!(mode, AccessMode::SingleNodeReaderOnly | AccessMode::MultiNodeReaderOnly)
 }
 
@@ -319,8 +320,11 @@ impl Claims {
     }
 
     /// Returns whether the node is known to be detached. An attach that was intended before the plugin was known not to attach
-    /// was never sent (CSI rule 19). `None`: not known yet.
+    /// was never sent (CSI rule 19). An attachment that the servers of a cluster have made is theirs to end. `None`: not known yet.
     fn is_none(&self, node: &str) -> Option<bool> {
+        if self.cluster.is_some() {
+            return Some(true);
+        }
         match self.attachments.iter().find(|at| at.node == node) {
             None => Some(true),
             Some(at) if at.leg == Leg::Present || at.boot.is_some() => Some(false),

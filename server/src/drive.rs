@@ -1,0 +1,637 @@
+//! Controller calls, one at a time for each volume. Which server calls stands in the volume's record, its *driver*.
+//!
+//! ```text
+//!            intent written              answered
+//!   no driver ────────────▶ driver(call) ─────────▶ no driver
+//!                                │ no answer, or the server is gone        the host is there, or its time is over
+//!                                └──────────────▶ driver(no call, host) ──────────────────────▶ driver(next call)
+//! ```
+//!
+//! The intent is in etcd before the call is sent, and its revision is the call's epoch. A call without an answer may run on its host for
+//! a while. So the next call goes to the same host, which makes them one after the other, or to another one when the time for that is over.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use csi_proto::cluster::v1::call_ended::How;
+use csi_proto::cluster::v1::controller_call::Method;
+use csi_proto::cluster::v1::{
+    CallClass, CallEnded, CallFailure, Capability, ControllerCall, Hidden, Publish, Unpublish,
+};
+use csid::error::presentable;
+use csid::random;
+use csid::store::registry::{
+    Claim, ClaimState, DrivenCall, DrivenRpc, Driver, Record, RecordFilter, Registration, Registry, VolumeName,
+};
+use csid::store::rows::Leg;
+use csid::volume::rules::{self, ClaimAction, ClaimEffect, ClaimEvent, ClaimNext, ClaimOutcome};
+use csid::{Error, Kind};
+use csid_etcd::{Expected, Guard, RowKey};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use crate::cluster::{Cluster, meta_guard, node_guard};
+use crate::controllers::plugin_guard;
+use crate::failure::Result;
+use crate::records::{Around, stepped};
+use crate::rows::NodeState;
+use crate::sessions::Sessions;
+
+/// How long a call may wait on its host before it begins.
+const START: Duration = Duration::from_secs(10);
+/// How much longer than that and than the plugin's time a server waits for the answer.
+const LATER: Duration = Duration::from_secs(5);
+/// The first and the longest pause between two tries.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+/// The least time between two looks for volumes whose controllers have to be called.
+const LOOK: Duration = Duration::from_millis(300);
+/// How long a volume is left alone for which nothing can be done here, and for which another server acts.
+const NOTHING: Duration = Duration::from_secs(5);
+const OTHERS: Duration = Duration::from_secs(1);
+/// The time between two looks for the host of a call without an answer.
+const HOST: Duration = Duration::from_millis(500);
+/// Volumes for which this server acts at the same time.
+const VOLUMES: usize = 1000;
+/// Tries of a change that others are faster with.
+const TRIES: usize = 64;
+/// The limits of the values that a plugin's message may not repeat.
+const HIDDEN: (usize, usize) = (2000, 256 * 1024);
+/// The limit of a host's message, in bytes.
+const MESSAGE: usize = 2048;
+
+/// The volumes for which this server has controllers called.
+pub struct Driving {
+    cluster: Arc<Cluster>,
+    sessions: Arc<Sessions>,
+    table: Mutex<HashMap<VolumeName, Place>>,
+}
+
+enum Place {
+    /// A task acts for the volume. `again`: it is to look once more at its end.
+    Runs { again: bool },
+    /// Nothing can be done here before this time, unless somebody says otherwise.
+    Rests(Instant),
+}
+
+/// What a turn leaves to do.
+enum Turn {
+    /// There may be more to do at once.
+    Again,
+    /// The same is tried again, after a growing pause.
+    Later,
+    Wait(Duration),
+    /// Nothing, for so long.
+    Rest(Duration),
+}
+
+/// A call that is ready to be sent.
+struct Ready {
+    id: String,
+    host: String,
+    effect: ClaimEffect,
+    /// The boot of the node that is attached.
+    boot: String,
+    message: ControllerCall,
+    /// Whether a message of the plugin may have values that could not be named.
+    is_silent: bool,
+}
+
+/// How a call ended.
+struct Ended {
+    outcome: ClaimOutcome,
+    context: Option<std::collections::BTreeMap<String, String>>,
+    error: Option<Error>,
+    /// Whether no answer came. The host may still run the call.
+    is_lost: bool,
+}
+
+impl Ended {
+    fn failed(outcome: ClaimOutcome, error: Error) -> Ended {
+        Ended { outcome, context: None, error: Some(error), is_lost: false }
+    }
+
+    fn lost(host: &str) -> Ended {
+        let text = format!("node {host} did not answer the controller call");
+        let error = Error::new(Kind::Uncertain, text);
+        Ended { is_lost: true, ..Ended::failed(ClaimOutcome::Unknown, error) }
+    }
+}
+
+impl Driving {
+    pub fn new(cluster: Arc<Cluster>, sessions: Arc<Sessions>) -> Driving {
+        Driving { cluster, sessions, table: Mutex::default() }
+    }
+
+    fn table(&self) -> MutexGuard<'_, HashMap<VolumeName, Place>> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Acts for volumes until the task is aborted. `due` has those that somebody waits for.
+    pub async fn run(self: Arc<Self>, mut due: mpsc::Receiver<VolumeName>) {
+        let asked = async {
+            while let Some(name) = due.recv().await {
+                self.begin(&name, true);
+            }
+        };
+        tokio::join!(asked, self.look());
+    }
+
+    /// Has all volumes looked at that rest: a node has a controller that it had not.
+    pub fn has_controller(&self) {
+        self.table().retain(|_, place| matches!(place, Place::Runs { .. }));
+    }
+
+    /// Looks for volumes with something to do, again and again.
+    async fn look(self: &Arc<Self>) {
+        loop {
+            let filter = RecordFilter { restless: true, ..RecordFilter::default() };
+            match self.cluster.registry.records(filter).await {
+                Ok((records, index)) => {
+                    let now = Instant::now();
+                    self.table().retain(|_, place| match place {
+                        Place::Runs { .. } => true,
+                        Place::Rests(until) => *until > now,
+                    });
+                    for record in records.iter().filter(|record| is_due(record)) {
+                        self.begin(&record.name, false);
+                    }
+                    // A beat changes the index every few seconds.
+                    if self.cluster.registry_changed(index).await.is_none() {
+                        return;
+                    }
+                }
+                Err(error) => tracing::warn!(%error, "the volumes with something to do cannot be listed"),
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// Has a task act for a volume. `is_asked`: also if the volume rests.
+    fn begin(self: &Arc<Self>, name: &VolumeName, is_asked: bool) {
+        let mut table = self.table();
+        let running = table.values().filter(|place| matches!(place, Place::Runs { .. })).count();
+        match table.get_mut(name) {
+            Some(Place::Runs { again }) => *again |= is_asked,
+            Some(Place::Rests(_)) if !is_asked => {}
+            _ if running >= VOLUMES => {}
+            _ => {
+                table.insert(name.clone(), Place::Runs { again: false });
+                tokio::spawn(self.clone().drive(name.clone()));
+            }
+        }
+    }
+
+    /// Ends a task, unless it is to look again.
+    fn is_over(&self, name: &VolumeName, rest: Duration) -> bool {
+        let mut table = self.table();
+        if let Some(Place::Runs { again }) = table.get_mut(name)
+            && *again
+        {
+            *again = false;
+            return false;
+        }
+        table.insert(name.clone(), Place::Rests(Instant::now() + rest));
+        true
+    }
+
+    /// Acts for a volume until nothing is left to do here.
+    async fn drive(self: Arc<Self>, name: VolumeName) {
+        let mut tries = 0;
+        // The host of a call without an answer, and since when this server waits for it.
+        let mut awaited = None;
+        loop {
+            let rest = match self.turn(&name, &mut awaited).await {
+                Ok(Turn::Again) => {
+                    tries = 0;
+                    continue;
+                }
+                Ok(Turn::Later) => {
+                    let (first, longest) = PAUSE;
+                    let pause = first.saturating_mul(2_u32.saturating_pow(tries)).min(longest);
+                    tries += 1;
+                    tokio::time::sleep(pause).await;
+                    continue;
+                }
+                Ok(Turn::Wait(time)) => {
+                    tokio::time::sleep(time).await;
+                    continue;
+                }
+                Ok(Turn::Rest(time)) => time,
+                Err(error) => {
+                    tracing::warn!(volume = %name, %error, "a volume's controller cannot be called now");
+                    OTHERS
+                }
+            };
+            if self.is_over(&name, rest) {
+                return;
+            }
+        }
+    }
+
+    /// Does one thing for a volume.
+    async fn turn(&self, name: &VolumeName, awaited: &mut Option<(String, Instant)>) -> Result<Turn> {
+        let here = self.cluster.presence.here()?;
+        let meta = self.cluster.normal().await?;
+        let record = self.cluster.registry.record(name.clone()).await?;
+        let guards = vec![meta_guard(&meta), here.guard()];
+        match &record.driver {
+            // A task of this server has ended without an outcome.
+            Some(driver) if driver.server == here.id => return self.give_up(&record, guards).await,
+            Some(driver) if !driver.server.is_empty() => {
+                let key = RowKey::Server(driver.server.clone());
+                if self.cluster.rows.read(&key).await?.is_some() {
+                    return Ok(Turn::Rest(OTHERS));
+                }
+                tracing::warn!(volume = %name, server = driver.server, "a server that acted for a volume is gone");
+                let gone = Guard { key, is: Expected::Absent };
+                return self.give_up(&record, [guards, vec![gone]].concat()).await;
+            }
+            _ => {}
+        }
+        let hosts = self.cluster.hosts(&record, self.sessions.controllers(&record.volume.plugin));
+        let host = self.choose(&record, &hosts, awaited);
+        let mut is_waiting = false;
+        for claim in due(&record) {
+            let around = self.cluster.around(&record, &claim.node).await?;
+            let (after, next) = next_step(&record, claim, &around)?;
+            let mut guards = guards.clone();
+            guards.extend(around.node.as_ref().map(|row| node_guard(&claim.node, row)));
+            guards.push(plugin_guard(&record.volume.plugin, around.plugin.as_ref()));
+            match (next, host) {
+                (ClaimNext::Run(effect), _) if effect.action == ClaimAction::NodeDetach => {}
+                (ClaimNext::Run(_), None) => is_waiting = true,
+                (ClaimNext::Run(effect), Some(host)) => {
+                    let boot = around.claims(&record, &claim.node).boot;
+                    return self.call(&record, after, effect, host, boot, guards).await;
+                }
+                _ if after != record => {
+                    return match self.cluster.swap(&record, after, guards).await? {
+                        Some(_) => {
+                            self.cluster.was_driven();
+                            Ok(Turn::Again)
+                        }
+                        None => Ok(Turn::Again),
+                    };
+                }
+                _ => {}
+            }
+        }
+        if is_waiting && awaited.is_some() {
+            return Ok(Turn::Wait(HOST));
+        }
+        if !is_waiting && record.driver.is_some() {
+            let after = Record { driver: None, ..record.clone() };
+            self.cluster.swap(&record, after, guards).await?;
+            return Ok(Turn::Again);
+        }
+        Ok(Turn::Rest(NOTHING))
+    }
+
+    /// Returns the host of the next call. `None`: there is none here, or a call without an answer may still run on another one.
+    fn choose<'a>(
+        &self,
+        record: &Record,
+        hosts: &'a [String],
+        awaited: &mut Option<(String, Instant)>,
+    ) -> Option<&'a String> {
+        let Some(Driver { host: last, .. }) = &record.driver else {
+            *awaited = None;
+            return hosts.first();
+        };
+        if let Some(same) = hosts.iter().find(|host| *host == last) {
+            return Some(same);
+        }
+        let since = match awaited {
+            Some((host, since)) if host == last => *since,
+            _ => awaited.insert((last.clone(), Instant::now())).1,
+        };
+        match since.elapsed() >= START + self.cluster.config.controller_time {
+            true => hosts.first(),
+            false => None,
+        }
+    }
+
+    /// Writes that a call has no answer. Any server may go on.
+    async fn give_up(&self, record: &Record, mut guards: Vec<Guard>) -> Result<Turn> {
+        let Some(driver) = record.driver.clone() else { return Ok(Turn::Again) };
+        let mut after = record.clone();
+        if let Some(call) = &driver.call {
+            let effect = effect_of(call);
+            let around = self.cluster.around(record, &call.node).await?;
+            guards.push(plugin_guard(&record.volume.plugin, around.plugin.as_ref()));
+            after = ended(record, &effect, &around, &Ended::lost(&driver.host), None);
+        }
+        after.driver = Some(Driver { server: String::new(), host: driver.host, call: None });
+        self.cluster.swap(record, after, guards).await?;
+        Ok(Turn::Again)
+    }
+
+    /// Makes one call: writes its intent, sends it, and writes its outcome.
+    async fn call(
+        &self,
+        record: &Record,
+        after: Record,
+        effect: ClaimEffect,
+        host: &str,
+        boot: String,
+        guards: Vec<Guard>,
+    ) -> Result<Turn> {
+        let here = self.cluster.presence.here()?;
+        let mut after = after;
+        rules::enter_attach_secrets(&mut after, &effect, false);
+        let mut ready = self.ready(&after, effect, host, boot)?;
+        after.driver = Some(Driver {
+            server: here.id.clone(),
+            host: host.to_owned(),
+            call: Some(DrivenCall {
+                id: ready.id.clone(),
+                rpc: match ready.effect.action {
+                    ClaimAction::Attach => DrivenRpc::Publish,
+                    _ => DrivenRpc::Unpublish,
+                },
+                node: ready.effect.node.clone(),
+                consumer: ready.effect.consumer.clone(),
+            }),
+        });
+        let Some(after) = self.cluster.swap(record, after, guards).await? else { return Ok(Turn::Again) };
+        ready.message.epoch = after.revision;
+        // A server that has stood still since then sends nothing.
+        let ended = match self.cluster.presence.here()? == here {
+            true => self.send(&ready).await,
+            false => Ended::lost(host),
+        };
+        if let Some(error) = &ended.error {
+            tracing::warn!(volume = %record.name, host, node = ready.effect.node, %error, "a controller call has failed");
+        }
+        self.finish(&record.name, &ready, &ended).await?;
+        self.cluster.was_driven();
+        let is_taken = || {
+            let claim = after.claim_at(&ready.effect.consumer, &ready.effect.node);
+            claim.is_some_and(|claim| claim.state == ClaimState::Taken)
+        };
+        Ok(match ended.outcome {
+            // Its node has the claim, and asks again for the attachment.
+            ClaimOutcome::Hopeless(_) | ClaimOutcome::NotSent(Some(_)) if is_taken() => Turn::Wait(NOTHING),
+            ClaimOutcome::Done | ClaimOutcome::Hopeless(_) | ClaimOutcome::NotSent(Some(_)) => Turn::Again,
+            ClaimOutcome::Unknown | ClaimOutcome::Again | ClaimOutcome::NotSent(None) => Turn::Later,
+        })
+    }
+
+    /// Makes the message of a call.
+    fn ready(&self, record: &Record, effect: ClaimEffect, host: &str, boot: String) -> Result<Ready> {
+        let lacks = |what: &str| Error::internal(format!("{}: the record has no {what}", record.name));
+        let registration = record.registration.as_ref().ok_or_else(|| lacks("registration"))?;
+        let at = record.attachment(&effect.node).ok_or_else(|| lacks("attachment"))?;
+        let claim = record.claim_at(&effect.consumer, &effect.node).ok_or_else(|| lacks("claim"))?;
+        let node_id = at.node_id.clone().ok_or_else(|| lacks("name of the node"))?;
+        let method = match effect.action {
+            ClaimAction::Attach => Method::Publish(publish(registration, claim, node_id)),
+            _ => Method::Unpublish(Unpublish { node_id }),
+        };
+        let credential = record.attach_secrets(&effect.node).credential.or(registration.spec.credential.clone());
+        let (hide, is_silent) = hidden(rules::given_values(registration, &record.attachments));
+        let id = random::name();
+        let milliseconds = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
+        let message = ControllerCall {
+            call: id.clone(),
+            epoch: 0,
+            start_within_ms: milliseconds(START),
+            plugin: record.volume.plugin.clone(),
+            order: record.volume.handle.text().into_owned(),
+            credential: credential.unwrap_or_default(),
+            hidden: Some(Hidden { hide }),
+            deadline_ms: milliseconds(self.cluster.config.controller_time),
+            method: Some(method),
+            namespace: record.name.namespace.clone(),
+            volume: record.name.volume.clone(),
+        };
+        Ok(Ready { id, host: host.to_owned(), effect, boot, message, is_silent })
+    }
+
+    /// Sends a call, and waits for its end.
+    async fn send(&self, ready: &Ready) -> Ended {
+        let Ready { host, message, .. } = ready;
+        let Some(answer) = self.sessions.call(host, message.clone()) else {
+            let text = format!("node {host} takes no controller call now");
+            return Ended::failed(ClaimOutcome::NotSent(None), Error::new(Kind::PluginUnavailable, text));
+        };
+        let limit = START + self.cluster.config.controller_time + LATER;
+        match tokio::time::timeout(limit, answer).await {
+            Ok(Ok(ended)) => read(ready, ended),
+            // The session is over, or the host does not answer.
+            Ok(Err(_)) | Err(_) => Ended::lost(host),
+        }
+    }
+
+    /// Writes the outcome of a call, unless another server has taken over.
+    async fn finish(&self, name: &VolumeName, ready: &Ready, of: &Ended) -> Result<()> {
+        for _ in 0..TRIES {
+            let here = self.cluster.presence.here()?;
+            let meta = self.cluster.normal().await?;
+            let record = self.cluster.registry.record(name.clone()).await?;
+            let is_mine = |driver: &Driver| driver.call.as_ref().is_some_and(|call| call.id == ready.id);
+            if !record.driver.as_ref().is_some_and(is_mine) {
+                return Ok(());
+            }
+            let around = self.cluster.around(&record, &ready.effect.node).await?;
+            let mut after = ended(&record, &ready.effect, &around, of, Some(&ready.boot));
+            let unanswered = || Driver { server: String::new(), host: ready.host.clone(), call: None };
+            after.driver = of.is_lost.then(unanswered);
+            let mut guards = vec![meta_guard(&meta), here.guard()];
+            guards.extend(around.node.as_ref().map(|row| node_guard(&ready.effect.node, row)));
+            guards.push(plugin_guard(&record.volume.plugin, around.plugin.as_ref()));
+            let rolled_back = rolled_back(&record, &after, &ready.effect);
+            if self.cluster.swap(&record, after, guards).await?.is_some() {
+                if let (Some(id), Some(error)) = (rolled_back, &of.error) {
+                    self.cluster.note_failure(&id, error.clone());
+                }
+                return Ok(());
+            }
+        }
+        let text = format!("the record of {name} changed {TRIES} times meanwhile");
+        Err(Error::new(Kind::Busy, text).into())
+    }
+}
+
+/// Returns whether a controller may have to be called for a volume.
+fn is_due(record: &Record) -> bool {
+    record.driver.is_some() || due(record).next().is_some()
+}
+
+/// Returns the claims that may need a controller's call, those that end first.
+fn due(record: &Record) -> impl Iterator<Item = &Claim> {
+    let is_due = |claim: &&Claim| {
+        let leg = record.attachment(&claim.node).map_or(Leg::Absent, |at| at.leg);
+        let is_between = matches!(leg, Leg::Making | Leg::Removing);
+        claim.blocked.is_none()
+            && match (claim.state, claim.releasing) {
+                (ClaimState::Taken, true) => false,
+                (ClaimState::Taken, false) => is_between,
+                _ => true,
+            }
+    };
+    let all = move |releasing| {
+        record.claims.iter().filter(is_due).filter(move |claim| claim.releasing == releasing)
+    };
+    all(true).chain(all(false))
+}
+
+/// Takes the next step of a claim. A claim that nobody has got yet ends if its node may get none.
+fn next_step(record: &Record, claim: &Claim, around: &Around) -> Result<(Record, ClaimNext)> {
+    let consumer = claim.consumer.clone();
+    let event = match claim.state == ClaimState::Pending && !is_ready(around) {
+        true => ClaimEvent::Release { consumer },
+        false => ClaimEvent::Continue { consumer },
+    };
+    let (after, next) = rules::step(&around.claims(record, &claim.node), event)
+        .map_err(|refusal| rules::refused(refusal, &record.name, &claim.consumer))?;
+    Ok((stepped(record, after), next))
+}
+
+fn is_ready(around: &Around) -> bool {
+    around.node.as_ref().is_some_and(|row| row.value.state == NodeState::Ready)
+}
+
+/// Returns a record after a call. `boot`: the boot in which the node was attached, as far as it is known.
+fn ended(record: &Record, effect: &ClaimEffect, around: &Around, of: &Ended, boot: Option<&String>) -> Record {
+    let is_of_node = |claim: &&Claim| claim.node == effect.node;
+    // The claim may have ended, and left the attachment to another one of its node.
+    let claim = record
+        .claim_at(&effect.consumer, &effect.node)
+        .or_else(|| record.claims.iter().find(is_of_node));
+    let Some(consumer) = claim.map(|claim| claim.consumer.clone()) else { return record.clone() };
+    let mut claims = around.claims(record, &effect.node);
+    if let Some(boot) = boot {
+        claims.boot.clone_from(boot);
+    }
+    let event = ClaimEvent::Ended {
+        effect: ClaimEffect { consumer: consumer.clone(), ..effect.clone() },
+        outcome: of.outcome.clone(),
+    };
+    let Ok((mut after, _)) = rules::step(&claims, event) else { return record.clone() };
+    let is_unready = !is_ready(around)
+        && claim.is_some_and(|claim| claim.state == ClaimState::Pending && !claim.releasing);
+    if is_unready && of.outcome == ClaimOutcome::Done && effect.action == ClaimAction::Attach {
+        // Nothing is granted to the node any more.
+        let mut before = claims.clone();
+        before.attachments.clone_from(&after.attachments);
+        match rules::step(&before, ClaimEvent::Release { consumer: consumer.clone() }) {
+            Ok((released, _)) => after = released,
+            Err(_) => return record.clone(),
+        }
+    }
+    let mut after = stepped(record, after);
+    if let Some(claim) = after.claims.get_mut_at(&consumer, &effect.node) {
+        claim.error = of.error.as_ref().map(|error| error.message.clone());
+    }
+    if let Some(context) = &of.context
+        && let Some(at) = after.attachments.iter_mut().find(|at| at.node == effect.node)
+    {
+        at.publish_context.clone_from(context);
+    }
+    after
+}
+
+/// Returns the name of the claim that a failed attach has ended. `None`: it goes on.
+fn rolled_back(before: &Record, after: &Record, effect: &ClaimEffect) -> Option<String> {
+    let had = before.claim_at(&effect.consumer, &effect.node)?;
+    let has = after.claim_at(&effect.consumer, &effect.node);
+    let is_ending = has.is_none_or(|claim| claim.releasing);
+    (effect.action == ClaimAction::Attach && !had.releasing && is_ending).then(|| had.id.clone())
+}
+
+fn effect_of(call: &DrivenCall) -> ClaimEffect {
+    ClaimEffect {
+        action: match call.rpc {
+            DrivenRpc::Publish => ClaimAction::Attach,
+            DrivenRpc::Unpublish => ClaimAction::Detach,
+        },
+        consumer: call.consumer.clone(),
+        node: call.node.clone(),
+        from: None,
+        grant: None,
+    }
+}
+
+fn publish(registration: &Registration, claim: &Claim, node_id: String) -> Publish {
+    let capability = claim.usage.capability;
+    let usage = registration.usage(capability);
+    let [access_mode, attachment_mode] = rules::words_of_capability(capability).map(str::to_owned);
+    Publish {
+        node_id,
+        capability: Some(Capability { access_mode, attachment_mode }),
+        read_only: rules::reader_only(capability.access_mode),
+        fs_type: usage.fs_type,
+        mount_flags: usage.mount_flags,
+        mount_group: usage.mount_group,
+        volume_context: usage.context,
+    }
+}
+
+/// Returns the values that fit into a call, and whether there are others.
+fn hidden(mut values: Vec<String>) -> (Vec<String>, bool) {
+    values.sort();
+    values.dedup();
+    let (most, bytes) = HIDDEN;
+    let mut size = 0;
+    let count = values.len();
+    values.retain(|value| {
+        size += value.len();
+        size <= bytes
+    });
+    values.truncate(most);
+    let is_silent = values.len() < count;
+    (values, is_silent)
+}
+
+/// Reads the end of a call.
+fn read(ready: &Ready, ended: CallEnded) -> Ended {
+    let host = &ready.host;
+    let unsent = |why: &str| {
+        let text = format!("node {host} did not make the controller call: {why}");
+        Ended::failed(ClaimOutcome::NotSent(None), Error::new(Kind::PluginUnavailable, text))
+    };
+    match ended.how {
+        Some(How::Answer(answer)) if ready.effect.action == ClaimAction::Attach => {
+            match rules::check_publish_context(&answer.publish_context) {
+                Ok(()) => Ended {
+                    outcome: ClaimOutcome::Done,
+                    context: Some(answer.publish_context),
+                    error: None,
+                    is_lost: false,
+                },
+                Err(error) => Ended::failed(ClaimOutcome::Hopeless(error.message.clone()), error),
+            }
+        }
+        Some(How::Answer(_)) => {
+            Ended { outcome: ClaimOutcome::Done, context: None, error: None, is_lost: false }
+        }
+        Some(How::Failed(failure)) => failed(ready, &failure),
+        Some(How::NotStarted(true)) => unsent("it could not begin in time"),
+        Some(How::Stale(true)) => unsent("it has had a later one"),
+        // A word of a later version. The call may have been made.
+        _ => Ended::failed(
+            ClaimOutcome::Unknown,
+            Error::internal(format!("node {host} ended the controller call with an unknown word")),
+        ),
+    }
+}
+
+fn failed(ready: &Ready, failure: &CallFailure) -> Ended {
+    let text = match ready.is_silent {
+        true => "the plugin's message is withheld, for it may repeat a context".to_owned(),
+        false => presentable(&failure.message, MESSAGE),
+    };
+    let message = format!("node {}: {text}", ready.host);
+    let outcome = match failure.class() {
+        CallClass::Unknown => ClaimOutcome::Unknown,
+        CallClass::NotSent => ClaimOutcome::NotSent(None),
+        CallClass::Withheld => ClaimOutcome::NotSent(Some(message.clone())),
+        CallClass::Again => ClaimOutcome::Again,
+        CallClass::Refused => ClaimOutcome::Hopeless(message.clone()),
+    };
+    let kind = Kind::read(&failure.kind).unwrap_or(Kind::PluginError);
+    let is_final = matches!(outcome, ClaimOutcome::Hopeless(_) | ClaimOutcome::NotSent(Some(_)));
+    Ended::failed(outcome, Error::new(kind, message).with(|details| details.retryable = !is_final))
+}
