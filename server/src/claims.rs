@@ -393,7 +393,12 @@ impl Cluster {
             let mut claims = around.claims(&record, &ask.node);
             let mut refused = Ok(());
             // What was given up is tried again.
-            for event in claim.blocked.iter().map(|_| ClaimEvent::Continue { consumer: ask.consumer.clone() }).chain([event]) {
+            for event in claim
+                .blocked
+                .iter()
+                .map(|_| ClaimEvent::Continue { consumer: ask.consumer.clone() })
+                .chain([event])
+            {
                 match rules::step(&claims, event) {
                     Ok((after, _)) => claims = after,
                     Err(refusal) => refused = Err(rules::refused(refusal, name, &ask.consumer)),

@@ -76,7 +76,8 @@ impl Cluster {
                 return Ok(());
             }
         }
-        Err(Error::new(Kind::Busy, format!("the row of plugin {plugin} changed {TRIES} times meanwhile")).into())
+        Err(Error::new(Kind::Busy, format!("the row of plugin {plugin} changed {TRIES} times meanwhile"))
+            .into())
     }
 }
 

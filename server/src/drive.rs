@@ -22,7 +22,8 @@ use csi_proto::cluster::v1::{
 use csid::error::presentable;
 use csid::random;
 use csid::store::registry::{
-    Claim, ClaimState, DrivenCall, DrivenRpc, Driver, Record, RecordFilter, Registration, Registry, VolumeName,
+    Claim, ClaimState, DrivenCall, DrivenRpc, Driver, Record, RecordFilter, Registration, Registry,
+    VolumeName,
 };
 use csid::store::rows::Leg;
 use csid::volume::rules::{self, ClaimAction, ClaimEffect, ClaimEvent, ClaimNext, ClaimOutcome};
@@ -389,7 +390,8 @@ impl Driving {
             ClaimAction::Attach => Method::Publish(publish(registration, claim, node_id)),
             _ => Method::Unpublish(Unpublish { node_id }),
         };
-        let credential = record.attach_secrets(&effect.node).credential.or(registration.spec.credential.clone());
+        let credential =
+            record.attach_secrets(&effect.node).credential.or(registration.spec.credential.clone());
         let (hide, is_silent) = hidden(rules::given_values(registration, &record.attachments));
         let id = random::name();
         let milliseconds = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
@@ -494,12 +496,17 @@ fn is_ready(around: &Around) -> bool {
 }
 
 /// Returns a record after a call. `boot`: the boot in which the node was attached, as far as it is known.
-fn ended(record: &Record, effect: &ClaimEffect, around: &Around, of: &Ended, boot: Option<&String>) -> Record {
+fn ended(
+    record: &Record,
+    effect: &ClaimEffect,
+    around: &Around,
+    of: &Ended,
+    boot: Option<&String>,
+) -> Record {
     let is_of_node = |claim: &&Claim| claim.node == effect.node;
     // The claim may have ended, and left the attachment to another one of its node.
-    let claim = record
-        .claim_at(&effect.consumer, &effect.node)
-        .or_else(|| record.claims.iter().find(is_of_node));
+    let claim =
+        record.claim_at(&effect.consumer, &effect.node).or_else(|| record.claims.iter().find(is_of_node));
     let Some(consumer) = claim.map(|claim| claim.consumer.clone()) else { return record.clone() };
     let mut claims = around.claims(record, &effect.node);
     if let Some(boot) = boot {

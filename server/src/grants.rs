@@ -99,13 +99,11 @@ impl Grants {
     /// Returns whether a node may be sent calls to a plugin's controller for volumes of a namespace. `None`: of some namespace.
     pub fn allow_controller(&self, node: &Identity, namespace: Option<&str>, plugin: &str) -> bool {
         let is_in = |grant: &Grant| {
-            namespace.is_none_or(|namespace| {
-                grant.namespaces.iter().any(|name| name == "*" || name == namespace)
-            })
+            namespace
+                .is_none_or(|namespace| grant.namespaces.iter().any(|name| name == "*" || name == namespace))
         };
         let names = |word: &String| word.strip_prefix(CONTROLLER) == Some(plugin);
-        node.role == Role::Node
-            && self.of(node).any(|grant| is_in(grant) && grant.may.iter().any(names))
+        node.role == Role::Node && self.of(node).any(|grant| is_in(grant) && grant.may.iter().any(names))
     }
 
     /// Returns whether the identity may do this in some namespace.
@@ -212,12 +210,13 @@ mod tests {
             grant("operator/a", &["*"], &["controller:ceph"]),
         ])
         .unwrap();
-        let allow = |role, name, namespace, plugin| {
-            grants.allow_controller(&identity(role, name), namespace, plugin)
-        };
+        let allow =
+            |role, name, namespace, plugin| grants.allow_controller(&identity(role, name), namespace, plugin);
         assert!(allow(Role::Node, "ctl-1", Some("prod"), "ceph") && allow(Role::Node, "ctl-1", None, "ceph"));
         assert!(!allow(Role::Node, "ctl-1", Some("test"), "ceph"));
-        assert!(!allow(Role::Node, "ctl-1", Some("prod"), "cep") && !allow(Role::Node, "ctl-1", None, "cephfs"));
+        assert!(
+            !allow(Role::Node, "ctl-1", Some("prod"), "cep") && !allow(Role::Node, "ctl-1", None, "cephfs")
+        );
         assert!(!allow(Role::Node, "db-1", None, "ceph") && !allow(Role::Operator, "a", None, "ceph"));
     }
 

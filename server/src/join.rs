@@ -235,7 +235,8 @@ impl Cluster {
                         Attaches::Yes => Some(true),
                         Attaches::No => Some(false),
                     };
-                    let node_id = (!of.node_id.is_empty()).then(|| of.node_id.clone()).or(known.node_id.clone());
+                    let node_id =
+                        (!of.node_id.is_empty()).then(|| of.node_id.clone()).or(known.node_id.clone());
                     (of.plugin.clone(), NodePlugin { attaches, node_id, ..known })
                 })
                 .collect();

@@ -42,8 +42,9 @@ impl Around {
     /// Returns the other node that has the volume attached under this node's name. A detach would be of both.
     pub fn other_of_node_id<'a>(&self, record: &'a Record, node: &str) -> Option<&'a str> {
         let node_id = self.node_id(record)?;
-        let is_other =
-            |at: &&csid::store::registry::Attachment| at.node != node && at.node_id.as_ref() == Some(&node_id);
+        let is_other = |at: &&csid::store::registry::Attachment| {
+            at.node != node && at.node_id.as_ref() == Some(&node_id)
+        };
         record.attachments.iter().find(is_other).map(|at| at.node.as_str())
     }
 

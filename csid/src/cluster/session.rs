@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use csi_proto::cluster::v1::cluster_client::ClusterClient;
 use csi_proto::cluster::v1::{
-    Attaches, CallEnded, ClaimChanged, FromNode, Owed, PluginReport, Plugins as Report, ToNode, Welcome, from_node,
-    to_node,
+    Attaches, CallEnded, ClaimChanged, FromNode, Owed, PluginReport, Plugins as Report, ToNode, Welcome,
+    from_node, to_node,
 };
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;

@@ -3,8 +3,8 @@
 use crate::error::{Error, Kind, Result};
 use crate::store::event_kind::EventKind;
 use crate::store::registry::{
-    AttachSecrets, Attachment, Capability, Claim, ClaimState, Creation, Heal, Origin, Record, Registration, Standing, Use, VolumeName,
-    VolumeSpec,
+    AttachSecrets, Attachment, Capability, Claim, ClaimState, Creation, Heal, Origin, Record, Registration,
+    Standing, Use, VolumeName, VolumeSpec,
 };
 use crate::store::rows::{AccessMode, AttachmentMode, VolumeKey};
 use crate::store::volume_handle::VolumeHandle;
@@ -327,10 +327,7 @@ pub fn enter_attach_secrets(record: &mut Record, effect: &ClaimEffect, given: bo
 }
 
 /// Returns the values other than secrets that a plugin got for a registered volume and may repeat. They may contain a secret.
-pub fn given_values(
-    registration: &Registration,
-    attachments: &[Attachment],
-) -> Vec<String> {
+pub fn given_values(registration: &Registration, attachments: &[Attachment]) -> Vec<String> {
     let spec = &registration.spec;
     let of_volume = spec.context.values().chain(spec.parameters.values()).chain(&spec.mount_flags);
     of_volume.chain(attachments.iter().flat_map(|at| at.publish_context.values())).cloned().collect()

@@ -322,7 +322,8 @@ impl Claims {
     /// Returns whether the node is known to be detached. An attach that was intended before the plugin was known not to attach
     /// was never sent (CSI rule 19). An attachment that the servers of a cluster have made is theirs to end. `None`: not known yet.
     fn is_none(&self, node: &str) -> Option<bool> {
-        if self.cluster.is_some() {
+        let is_granted = |claim: &Claim| claim.node == node && claim.grant.is_some();
+        if self.cluster.is_some() || self.claims.iter().any(is_granted) {
             return Some(true);
         }
         match self.attachments.iter().find(|at| at.node == node) {
