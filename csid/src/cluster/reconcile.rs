@@ -14,7 +14,7 @@ use crate::cluster::calls::answered;
 use crate::cluster::failure::read;
 use crate::cluster::node::{CLAIMS, Node};
 use crate::cluster::rows::read_record;
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::store::registry::{Claim, ClaimState, Grant, VolumeName};
 use crate::store::rows::Leg;
 use crate::volume::Volumes;
@@ -28,7 +28,12 @@ const PAGE: Duration = Duration::from_secs(10);
 impl Node {
     /// Compares the servers' claims of this node with the journal, and has those ended that the journal lacks.
     pub(super) async fn end_unheld(self: Arc<Self>, volumes: Volumes) {
-        if let Err(error) = self.try_end_unheld(&volumes).await {
+        let compared = self.try_end_unheld(&volumes).await;
+        // A node that may claim nothing has no claims to compare.
+        if let Err(error) = compared.or_else(|error| match error.kind {
+            Kind::NotAuthorized => Ok(()),
+            _ => Err(error),
+        }) {
             tracing::warn!(%error, "this node's claims at the servers were not compared with the journal");
         }
     }
