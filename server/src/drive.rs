@@ -11,6 +11,7 @@
 //! a while. So the next call goes to the same host, which makes them one after the other, or to another one when the time for that is over.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -52,6 +53,8 @@ const NOTHING: Duration = Duration::from_secs(5);
 const OTHERS: Duration = Duration::from_secs(1);
 /// The time between two looks for the host of a call without an answer.
 const HOST: Duration = Duration::from_millis(500);
+/// The time between two looks for the outcomes that a server waits for at its end.
+const STOP: Duration = Duration::from_millis(50);
 /// Volumes for which this server acts at the same time.
 const VOLUMES: usize = 1000;
 /// Tries of a change that others are faster with.
@@ -66,6 +69,8 @@ pub struct Driving {
     cluster: Arc<Cluster>,
     sessions: Arc<Sessions>,
     table: Mutex<HashMap<VolumeName, Place>>,
+    /// Whether this server stops: it makes no more calls.
+    stops: AtomicBool,
 }
 
 enum Place {
@@ -121,7 +126,7 @@ impl Ended {
 
 impl Driving {
     pub fn new(cluster: Arc<Cluster>, sessions: Arc<Sessions>) -> Driving {
-        Driving { cluster, sessions, table: Mutex::default() }
+        Driving { cluster, sessions, table: Mutex::default(), stops: AtomicBool::new(false) }
     }
 
     fn table(&self) -> MutexGuard<'_, HashMap<VolumeName, Place>> {
@@ -141,6 +146,15 @@ impl Driving {
     /// Has all volumes looked at that rest: a node has a controller that it had not.
     pub fn has_controller(&self) {
         self.table().retain(|_, place| matches!(place, Place::Runs { .. }));
+    }
+
+    /// Makes no more calls, and waits for the outcomes of those that were sent. The caller bounds the wait.
+    pub async fn stop(&self) {
+        self.stops.store(true, Ordering::Release);
+        let runs = || self.table().values().any(|place| matches!(place, Place::Runs { .. }));
+        while runs() {
+            tokio::time::sleep(STOP).await;
+        }
     }
 
     /// Looks for volumes with something to do, again and again.
@@ -170,6 +184,9 @@ impl Driving {
 
     /// Has a task act for a volume. `is_asked`: also if the volume rests.
     fn begin(self: &Arc<Self>, name: &VolumeName, is_asked: bool) {
+        if self.stops.load(Ordering::Acquire) {
+            return;
+        }
         let mut table = self.table();
         let running = table.values().filter(|place| matches!(place, Place::Runs { .. })).count();
         match table.get_mut(name) {
@@ -202,6 +219,10 @@ impl Driving {
         // The host of a call without an answer, and since when this server waits for it.
         let mut awaited = None;
         loop {
+            if self.stops.load(Ordering::Acquire) {
+                drop(self.table().remove(&name));
+                return;
+            }
             let rest = match self.turn(&name, &mut awaited).await {
                 Ok(Turn::Again) => {
                     tries = 0;

@@ -213,6 +213,7 @@ async fn run(config: Config, keys: Keys) -> Result<()> {
     let ending = tokio::spawn(end_sessions(cluster.clone(), sessions.clone()));
     let driving = Arc::new(Driving::new(cluster.clone(), sessions.clone()));
     let calling = tokio::spawn(driving.clone().run(volumes));
+    let at_the_end = driving.clone();
     let lists = Arc::new(Semaphore::new(LISTS));
     let operators_lists = Arc::new(Semaphore::new(OPERATORS_LISTS));
     let service = Service { cluster: cluster.clone(), sessions, driving, lists, operators_lists };
@@ -244,6 +245,13 @@ async fn run(config: Config, keys: Keys) -> Result<()> {
     asking.abort();
     ending.abort();
     calling.abort();
+    // A call whose outcome is not written is unknown to the next server.
+    if tokio::time::timeout(LAST_CALLS, at_the_end.stop()).await.is_err() {
+        tracing::warn!(
+            "controller calls were in flight for {} s more, and are given up",
+            LAST_CALLS.as_secs()
+        );
+    }
     present.abort();
     // The task is over before this server says that it leaves.
     let _ = present.await;

@@ -15,7 +15,7 @@ use crate::error::{Error, Kind, Result};
 use crate::random;
 use crate::store::registry::{Claim, Record, Registration, VolumeName, VolumeSpec};
 use crate::store::rows::VolumeKey;
-use crate::volume::rules::{check_name, words_of};
+use crate::volume::rules::{check_credential, check_name, words_of};
 use crate::volume::servers::{Granted, ServerFailure, Servers};
 
 /// How long csid waits for an answer. The server goes on with a change that it has sent to etcd.
@@ -64,8 +64,12 @@ impl Servers for Node {
                 uid: claim.uid,
                 r#use: Some(Use { mode, access_mode, attachment_mode }),
                 by_mount: claim.by_mount,
-                // A controller on another host loads the credential, too. Its name crosses, and no secret.
-                credential: claim.credential.unwrap_or_default(),
+                // A controller on another host loads the credential, too. Its name crosses, and no secret. No host loads one of another
+                // namespace for a volume of the servers.
+                credential: claim
+                    .credential
+                    .filter(|credential| check_credential(&name.namespace, credential).is_ok())
+                    .unwrap_or_default(),
                 boot: self.boot.clone(),
                 ..ClaimAsk::default()
             };

@@ -133,3 +133,97 @@ fn publishing(name: &VolumeName, publish: Publish) -> Result<(String, VolumeSpec
     let rpc = ForwardedRpc::Publish { usage, read_only: publish.read_only };
     Ok((publish.node_id, spec, rpc))
 }
+
+#[cfg(test)]
+mod tests {
+    use csi_proto::cluster::v1::{Capability, Hidden};
+
+    use super::*;
+
+    fn good() -> ControllerCall {
+        let capability =
+            Capability { access_mode: "single-node-writer".into(), attachment_mode: "file-system".into() };
+        let publish = Publish {
+            node_id: "node".into(),
+            capability: Some(capability),
+            fs_type: "ext4".into(),
+            mount_flags: vec!["noatime".into()],
+            volume_context: [("share".to_owned(), "hunter2".to_owned())].into(),
+            ..Publish::default()
+        };
+        ControllerCall {
+            call: "call".into(),
+            epoch: 7,
+            start_within_ms: 1000,
+            plugin: "p".into(),
+            order: "ext".into(),
+            credential: "csid.prod.key".into(),
+            hidden: Some(Hidden { hide: vec!["value".into()] }),
+            deadline_ms: u32::MAX,
+            method: Some(Method::Publish(publish)),
+            namespace: "prod".into(),
+            volume: "data".into(),
+        }
+    }
+
+    #[test]
+    fn call_is_read_with_its_usage() {
+        let call = read(&good()).unwrap();
+        assert_eq!((call.external_id.as_str(), call.node_id.as_str()), ("ext", "node"));
+        assert_eq!((call.credential.as_deref(), call.deadline), (Some("csid.prod.key"), LONGEST));
+        let ForwardedRpc::Publish { usage, .. } = call.rpc else { panic!("another call") };
+        assert_eq!((usage.fs_type.as_str(), usage.context["share"].as_str()), ("ext4", "hunter2"));
+        let unpublish = Method::Unpublish(Unpublish { node_id: "node".into() });
+        assert!(read(&ControllerCall { method: Some(unpublish), ..good() }).is_ok());
+    }
+
+    /// A server may be of an attacker.
+    #[test]
+    fn lie_in_a_controller_call_is_refused() {
+        let publish = |change: &dyn Fn(&mut Publish)| {
+            let mut call = good();
+            let Some(Method::Publish(publish)) = &mut call.method else { unreachable!() };
+            change(publish);
+            call
+        };
+        let unpublish = |order: &str, node_id: &str| ControllerCall {
+            order: order.into(),
+            method: Some(Method::Unpublish(Unpublish { node_id: node_id.into() })),
+            ..good()
+        };
+        let long = || "x".repeat(10_000);
+        for (lie, call) in [
+            ("no method", ControllerCall { method: None, ..good() }),
+            ("no name", ControllerCall { call: String::new(), ..good() }),
+            ("a long plugin", ControllerCall { plugin: long(), ..good() }),
+            ("no volume", ControllerCall { volume: String::new(), ..good() }),
+            ("a namespace with a line", ControllerCall { namespace: "a\nb".into(), ..good() }),
+            ("no order", ControllerCall { order: String::new(), ..good() }),
+            ("a long order", ControllerCall { order: long(), ..good() }),
+            ("another's credential", ControllerCall { credential: "csid.other.key".into(), ..good() }),
+            ("a credential as a path", ControllerCall { credential: "../shadow".into(), ..good() }),
+            (
+                "many hidden values",
+                ControllerCall { hidden: Some(Hidden { hide: vec![String::new(); 5000] }), ..good() },
+            ),
+            (
+                "large hidden values",
+                ControllerCall { hidden: Some(Hidden { hide: vec!["x".repeat(2 << 20)] }), ..good() },
+            ),
+            ("no node", publish(&|of| of.node_id.clear())),
+            ("a long node", publish(&|of| of.node_id = long())),
+            ("no capability", publish(&|of| of.capability = None)),
+            ("another mode", publish(&|of| of.capability.as_mut().unwrap().access_mode = "own".into())),
+            ("many flags", publish(&|of| of.mount_flags = vec!["x".repeat(100); 1000])),
+            ("a long file system", publish(&|of| of.fs_type = long())),
+            (
+                "a large context",
+                publish(&|of| drop(of.volume_context.insert("k".into(), "x".repeat(100_000)))),
+            ),
+            ("an unpublish of no node", unpublish("ext", "")),
+            ("an unpublish of no volume", unpublish("", "node")),
+        ] {
+            assert!(read(&call).is_err(), "{lie}");
+        }
+    }
+}

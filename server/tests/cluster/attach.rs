@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use csi_proto::cluster::v1::call_ended::How;
+use csi_proto::cluster::v1::change_ask::What;
 use csi_proto::cluster::v1::controller_call::Method;
 use csi_proto::cluster::v1::{
     Answer, Attaches, CallClass, CallEnded, CallFailure, ControllerCall, FromNode, Granted, PluginReport,
@@ -10,7 +11,7 @@ use csi_proto::cluster::v1::{
 };
 use tokio::task::JoinHandle;
 
-use crate::site::{First, Node, Refusal, Session, Site, eventually};
+use crate::site::{First, Node, Refusal, Session, Site, eventually, register};
 
 /// A node that has the controller of plugin `p`.
 pub struct Controller {
@@ -353,4 +354,26 @@ async fn calls_for_one_volume_come_one_at_a_time() {
         claim.await.unwrap().unwrap();
     }
     assert!(!controller.is_called(Duration::from_millis(300)).await);
+}
+
+/// A claim's credential comes before the volume's. Its name crosses, and no secret.
+#[tokio::test]
+async fn credential_of_the_attach_is_that_of_the_detach() {
+    let site = Site::start(1).await;
+    let mut change = register("data", "single-node-writer");
+    let Some(What::Register(of)) = &mut change.what else { panic!() };
+    of.spec.as_mut().unwrap().credential = "csid.default.volume".into();
+    site.operator(0, "all").change(change).await.unwrap();
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    let (n1, _one) = user(&site, "n1", 0).await;
+    for (credential, due) in [("csid.default.claim", "csid.default.claim"), ("", "csid.default.volume")] {
+        let (mut client, mut ask) = (n1.client(0), n1.ask("data", "web"));
+        (ask.credential, ask.call) = (credential.into(), format!("with {credential}"));
+        let claim = tokio::spawn(async move { client.claim(ask).await });
+        assert_eq!(controller.publish().await.credential, due);
+        let granted = claim.await.unwrap().unwrap().into_inner();
+        n1.detached(0, "data", &granted.claim).await.unwrap();
+        assert_eq!(controller.unpublish().await.credential, due);
+        eventually("the claim is free", async || row(&site, "vol/default/data/claim").await.is_empty()).await;
+    }
 }

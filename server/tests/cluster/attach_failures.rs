@@ -141,3 +141,21 @@ async fn claim_at_one_server_is_attached_by_another() {
     controller.unpublish().await;
     eventually("the claim is free", async || row(&site, "vol/default/data/claim").await.is_empty()).await;
 }
+
+/// A server that stops by SIGTERM writes the outcomes of its calls.
+#[tokio::test]
+async fn stopped_server_waits_for_its_calls() {
+    let mut site = Site::start(2).await;
+    site.register("data", "single-node-writer").await;
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    let (n1, _one) = user(&site, "n1", 1).await;
+    let claim = claiming(&n1, 1, "data");
+    let call = controller.called().await;
+    site.servers[0].signal(Signal::TERM);
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    controller.end(&call, attached("/dev/x")).await;
+    assert_eq!(claim.await.unwrap().unwrap().publish_context["device"], "/dev/x");
+    assert!(site.servers[0].ended().await, "{}", site.servers[0].text());
+    controller.join_again(1).await;
+    assert!(!controller.is_called(Duration::from_secs(1)).await, "a call whose outcome is known came again");
+}

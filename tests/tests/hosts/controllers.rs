@@ -6,7 +6,7 @@ use csid_client::{Client, Kind};
 use csid_tests::ask::*;
 use csid_tests::fault::Fault;
 use csid_tests::script::Half;
-use csid_tests::world::{World, count, refusal, world};
+use csid_tests::world::{World, count, eventually, refusal, world};
 
 use crate::kills::again;
 use crate::*;
@@ -53,7 +53,7 @@ async fn user(w: &mut World, link: &Path, storage: PathBuf) -> Client {
 async fn mounts(w: &mut World, link: &Path, storage: PathBuf, mut other: Other) {
     // The witness of this host sees its own plugin alone, which has no controller. The plugin itself knows what is attached.
     w.excuse(31, "with a publish_context, and the plugin does not attach");
-    let client = user(w, link, storage).await;
+    let mut client = user(w, link, storage).await;
     other.say("ready");
     loop {
         match other.hears.recv().await {
@@ -73,11 +73,35 @@ async fn mounts(w: &mut World, link: &Path, storage: PathBuf, mut other: Other) 
                 unmount(&client, "data", "web").await.unwrap();
                 other.say("unmounted");
             }
+            Some("restart") => {
+                w.kill();
+                assert!(w.launch(&[]).await);
+                client = mounted_again(w).await;
+                other.say("restarted");
+            }
+            Some("reboot") => {
+                w.reboot().await;
+                assert!(w.launch(&[]).await);
+                client = mounted_again(w).await;
+                other.say("rebooted");
+            }
             Some(what) => panic!("{what}"),
             None => break,
         }
     }
     assert_eq!(claims(&client).await.len(), 0);
+}
+
+/// Waits until csid has joined, and has its mount.
+async fn mounted_again(w: &mut World) -> Client {
+    joined(w).await;
+    let client = w.client().await;
+    healthy(&client, "p").await;
+    eventually("the mount is there", async || {
+        row(&client, "data", "web").await.is_some_and(|row| row.state == "mounted")
+    })
+    .await;
+    client
 }
 
 /// Starts the host `n1` in a thread, and waits until it has joined. Its link ends with the returned node.
@@ -134,6 +158,34 @@ fn volume_is_attached_by_another_hosts_controller() {
         n1.say("unmount");
         n1.hear("unmounted").await;
         servers_have(&site, "data", &[]).await;
+        drop(n1);
+        thread.join().unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn attached_volume_stays_over_restart_and_reboot() {
+    world(async |w| {
+        let site = one_server(&["data"]).await;
+        let link = site.node("c1");
+        let client = c1(w, link.run()).await;
+        let (mut n1, thread, _link) = start_n1(&site, w).await;
+        let mut seen = 0;
+        for (word, done, due) in [
+            ("mount", "mounted", &["ControllerPublishVolume"][..]),
+            ("restart", "restarted", &[]),
+            ("reboot", "rebooted", &["ControllerPublishVolume"]),
+            ("restart", "restarted", &[]),
+            ("unmount", "unmounted", &["ControllerUnpublishVolume"]),
+        ] {
+            n1.say(word);
+            n1.hear(done).await;
+            if word == "unmount" {
+                servers_have(&site, "data", &[]).await;
+            }
+            assert_eq!(called(w, &mut seen), due, "{word}");
+        }
         drop(n1);
         thread.join().unwrap();
         w.nothing_left(&client).await;
