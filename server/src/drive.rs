@@ -15,33 +15,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use csi_proto::cluster::v1::call_ended::How;
-use csi_proto::cluster::v1::controller_call::Method;
-use csi_proto::cluster::v1::{
-    CallClass, CallEnded, CallFailure, Capability, ControllerCall, Hidden, Publish, Unpublish,
-};
-use csid::error::presentable;
-use csid::random;
 use csid::store::registry::{
-    Claim, ClaimState, DrivenCall, DrivenRpc, Driver, Record, RecordFilter, Registration, Registry,
-    VolumeName,
+    Claim, ClaimState, DrivenCall, DrivenRpc, Driver, Record, RecordFilter, Registry, VolumeName,
 };
 use csid::store::rows::Leg;
 use csid::volume::rules::{self, ClaimAction, ClaimEffect, ClaimEvent, ClaimNext, ClaimOutcome};
 use csid::{Error, Kind};
-use csid_etcd::{Expected, Guard, RowKey};
+use csid_etcd::{Expected, Guard, RowKey, Rows};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::cluster::{Cluster, meta_guard, node_guard};
 use crate::controllers::plugin_guard;
 use crate::failure::Result;
+use crate::forward::{Ended, Ready, START, read};
 use crate::records::{Around, stepped};
 use crate::rows::NodeState;
 use crate::sessions::Sessions;
 
-/// How long a call may wait on its host before it begins.
-const START: Duration = Duration::from_secs(10);
 /// How much longer than that and than the plugin's time a server waits for the answer.
 const LATER: Duration = Duration::from_secs(5);
 /// The first and the longest pause between two tries.
@@ -53,22 +44,24 @@ const NOTHING: Duration = Duration::from_secs(5);
 const OTHERS: Duration = Duration::from_secs(1);
 /// The time between two looks for the host of a call without an answer.
 const HOST: Duration = Duration::from_millis(500);
+/// How long a node has no session before its pending claims end.
+const AWAY: Duration = Duration::from_secs(60);
+/// How long a look at an absent node counts. A pending claim is looked at more often.
+const FORGOTTEN: Duration = Duration::from_secs(15);
 /// The time between two looks for the outcomes that a server waits for at its end.
 const STOP: Duration = Duration::from_millis(50);
 /// Volumes for which this server acts at the same time.
 const VOLUMES: usize = 1000;
 /// Tries of a change that others are faster with.
 const TRIES: usize = 64;
-/// The limits of the values that a plugin's message may not repeat.
-const HIDDEN: (usize, usize) = (2000, 256 * 1024);
-/// The limit of a host's message, in bytes.
-const MESSAGE: usize = 2048;
 
 /// The volumes for which this server has controllers called.
 pub struct Driving {
     cluster: Arc<Cluster>,
     sessions: Arc<Sessions>,
     table: Mutex<HashMap<VolumeName, Place>>,
+    /// Nodes with a pending claim that have no session: since when, and when this server has looked last.
+    away: Mutex<HashMap<String, (Instant, Instant)>>,
     /// Whether this server stops: it makes no more calls.
     stops: AtomicBool,
 }
@@ -91,42 +84,15 @@ enum Turn {
     Rest(Duration),
 }
 
-/// A call that is ready to be sent.
-struct Ready {
-    id: String,
-    host: String,
-    effect: ClaimEffect,
-    /// The boot of the node that is attached.
-    boot: String,
-    message: ControllerCall,
-    /// Whether a message of the plugin may have values that could not be named.
-    is_silent: bool,
-}
-
-/// How a call ended.
-struct Ended {
-    outcome: ClaimOutcome,
-    context: Option<std::collections::BTreeMap<String, String>>,
-    error: Option<Error>,
-    /// Whether no answer came. The host may still run the call.
-    is_lost: bool,
-}
-
-impl Ended {
-    fn failed(outcome: ClaimOutcome, error: Error) -> Ended {
-        Ended { outcome, context: None, error: Some(error), is_lost: false }
-    }
-
-    fn lost(host: &str) -> Ended {
-        let text = format!("node {host} did not answer the controller call");
-        let error = Error::new(Kind::Uncertain, text);
-        Ended { is_lost: true, ..Ended::failed(ClaimOutcome::Unknown, error) }
-    }
-}
-
 impl Driving {
     pub fn new(cluster: Arc<Cluster>, sessions: Arc<Sessions>) -> Driving {
-        Driving { cluster, sessions, table: Mutex::default(), stops: AtomicBool::new(false) }
+        Driving {
+            cluster,
+            sessions,
+            table: Mutex::default(),
+            away: Mutex::default(),
+            stops: AtomicBool::new(false),
+        }
     }
 
     fn table(&self) -> MutexGuard<'_, HashMap<VolumeName, Place>> {
@@ -220,7 +186,7 @@ impl Driving {
         let mut awaited = None;
         loop {
             if self.stops.load(Ordering::Acquire) {
-                drop(self.table().remove(&name));
+                self.table().remove(&name);
                 return;
             }
             let rest = match self.turn(&name, &mut awaited).await {
@@ -276,7 +242,9 @@ impl Driving {
         let mut is_waiting = false;
         for claim in due(&record) {
             let around = self.cluster.around(&record, &claim.node).await?;
-            let (after, next) = next_step(&record, claim, &around)?;
+            let is_unwanted = claim.state == ClaimState::Pending
+                && (!is_ready(&around) || self.has_left(&claim.node).await?);
+            let (after, next) = next_step(&record, claim, &around, is_unwanted)?;
             let mut guards = guards.clone();
             guards.extend(around.node.as_ref().map(|row| node_guard(&claim.node, row)));
             guards.push(plugin_guard(&record.volume.plugin, around.plugin.as_ref()));
@@ -308,6 +276,23 @@ impl Driving {
             return Ok(Turn::Again);
         }
         Ok(Turn::Rest(NOTHING))
+    }
+
+    /// Returns whether a node has had no session for so long that nobody waits there for its pending claims.
+    async fn has_left(&self, node: &str) -> Result<bool> {
+        let sessions = Rows::Sessions { node: node.to_owned() };
+        let is_there = !self.cluster.rows.list(&sessions, 1).await?.is_empty();
+        let mut away = self.away.lock().unwrap_or_else(PoisonError::into_inner);
+        if is_there {
+            away.remove(node);
+            return Ok(false);
+        }
+        // The node may have been there since an earlier look.
+        away.retain(|_, (_, last)| last.elapsed() < FORGOTTEN);
+        let now = Instant::now();
+        let (since, last) = away.entry(node.to_owned()).or_insert((now, now));
+        *last = now;
+        Ok(since.elapsed() >= AWAY)
     }
 
     /// Returns the host of the next call. `None`: there is none here, or a call without an answer may still run on another one.
@@ -362,7 +347,7 @@ impl Driving {
         let here = self.cluster.presence.here()?;
         let mut after = after;
         rules::enter_attach_secrets(&mut after, &effect, false);
-        let mut ready = self.ready(&after, effect, host, boot)?;
+        let mut ready = Ready::new(&after, effect, host, boot, self.cluster.config.controller_time)?;
         after.driver = Some(Driver {
             server: here.id.clone(),
             host: host.to_owned(),
@@ -398,38 +383,6 @@ impl Driving {
             ClaimOutcome::Done | ClaimOutcome::Hopeless(_) | ClaimOutcome::NotSent(Some(_)) => Turn::Again,
             ClaimOutcome::Unknown | ClaimOutcome::Again | ClaimOutcome::NotSent(None) => Turn::Later,
         })
-    }
-
-    /// Makes the message of a call.
-    fn ready(&self, record: &Record, effect: ClaimEffect, host: &str, boot: String) -> Result<Ready> {
-        let lacks = |what: &str| Error::internal(format!("{}: the record has no {what}", record.name));
-        let registration = record.registration.as_ref().ok_or_else(|| lacks("registration"))?;
-        let at = record.attachment(&effect.node).ok_or_else(|| lacks("attachment"))?;
-        let claim = record.claim_at(&effect.consumer, &effect.node).ok_or_else(|| lacks("claim"))?;
-        let node_id = at.node_id.clone().ok_or_else(|| lacks("name of the node"))?;
-        let method = match effect.action {
-            ClaimAction::Attach => Method::Publish(publish(registration, claim, node_id)),
-            _ => Method::Unpublish(Unpublish { node_id }),
-        };
-        let credential =
-            record.attach_secrets(&effect.node).credential.or(registration.spec.credential.clone());
-        let (hide, is_silent) = hidden(rules::given_values(registration, &record.attachments));
-        let id = random::name();
-        let milliseconds = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
-        let message = ControllerCall {
-            call: id.clone(),
-            epoch: 0,
-            start_within_ms: milliseconds(START),
-            plugin: record.volume.plugin.clone(),
-            order: record.volume.handle.text().into_owned(),
-            credential: credential.unwrap_or_default(),
-            hidden: Some(Hidden { hide }),
-            deadline_ms: milliseconds(self.cluster.config.controller_time),
-            method: Some(method),
-            namespace: record.name.namespace.clone(),
-            volume: record.name.volume.clone(),
-        };
-        Ok(Ready { id, host: host.to_owned(), effect, boot, message, is_silent })
     }
 
     /// Sends a call, and waits for its end.
@@ -500,10 +453,15 @@ fn due(record: &Record) -> impl Iterator<Item = &Claim> {
     all(true).chain(all(false))
 }
 
-/// Takes the next step of a claim. A claim that nobody has got yet ends if its node may get none.
-fn next_step(record: &Record, claim: &Claim, around: &Around) -> Result<(Record, ClaimNext)> {
+/// Takes the next step of a claim. `is_unwanted`: it ends, for nobody has got it or waits for it.
+fn next_step(
+    record: &Record,
+    claim: &Claim,
+    around: &Around,
+    is_unwanted: bool,
+) -> Result<(Record, ClaimNext)> {
     let consumer = claim.consumer.clone();
-    let event = match claim.state == ClaimState::Pending && !is_ready(around) {
+    let event = match is_unwanted {
         true => ClaimEvent::Release { consumer },
         false => ClaimEvent::Continue { consumer },
     };
@@ -580,86 +538,4 @@ fn effect_of(call: &DrivenCall) -> ClaimEffect {
         from: None,
         grant: None,
     }
-}
-
-fn publish(registration: &Registration, claim: &Claim, node_id: String) -> Publish {
-    let capability = claim.usage.capability;
-    let usage = registration.usage(capability);
-    let [access_mode, attachment_mode] = rules::words_of_capability(capability).map(str::to_owned);
-    Publish {
-        node_id,
-        capability: Some(Capability { access_mode, attachment_mode }),
-        read_only: rules::reader_only(capability.access_mode),
-        fs_type: usage.fs_type,
-        mount_flags: usage.mount_flags,
-        mount_group: usage.mount_group,
-        volume_context: usage.context,
-    }
-}
-
-/// Returns the values that fit into a call, and whether there are others.
-fn hidden(mut values: Vec<String>) -> (Vec<String>, bool) {
-    values.sort();
-    values.dedup();
-    let (most, bytes) = HIDDEN;
-    let mut size = 0;
-    let count = values.len();
-    values.retain(|value| {
-        size += value.len();
-        size <= bytes
-    });
-    values.truncate(most);
-    let is_silent = values.len() < count;
-    (values, is_silent)
-}
-
-/// Reads the end of a call.
-fn read(ready: &Ready, ended: CallEnded) -> Ended {
-    let host = &ready.host;
-    let unsent = |why: &str| {
-        let text = format!("node {host} did not make the controller call: {why}");
-        Ended::failed(ClaimOutcome::NotSent(None), Error::new(Kind::PluginUnavailable, text))
-    };
-    match ended.how {
-        Some(How::Answer(answer)) if ready.effect.action == ClaimAction::Attach => {
-            match rules::check_publish_context(&answer.publish_context) {
-                Ok(()) => Ended {
-                    outcome: ClaimOutcome::Done,
-                    context: Some(answer.publish_context),
-                    error: None,
-                    is_lost: false,
-                },
-                Err(error) => Ended::failed(ClaimOutcome::Hopeless(error.message.clone()), error),
-            }
-        }
-        Some(How::Answer(_)) => {
-            Ended { outcome: ClaimOutcome::Done, context: None, error: None, is_lost: false }
-        }
-        Some(How::Failed(failure)) => failed(ready, &failure),
-        Some(How::NotStarted(true)) => unsent("it could not begin in time"),
-        Some(How::Stale(true)) => unsent("it has had a later one"),
-        // A word of a later version. The call may have been made.
-        _ => Ended::failed(
-            ClaimOutcome::Unknown,
-            Error::internal(format!("node {host} ended the controller call with an unknown word")),
-        ),
-    }
-}
-
-fn failed(ready: &Ready, failure: &CallFailure) -> Ended {
-    let text = match ready.is_silent {
-        true => "the plugin's message is withheld, for it may repeat a context".to_owned(),
-        false => presentable(&failure.message, MESSAGE),
-    };
-    let message = format!("node {}: {text}", ready.host);
-    let outcome = match failure.class() {
-        CallClass::Unknown => ClaimOutcome::Unknown,
-        CallClass::NotSent => ClaimOutcome::NotSent(None),
-        CallClass::Withheld => ClaimOutcome::NotSent(Some(message.clone())),
-        CallClass::Again => ClaimOutcome::Again,
-        CallClass::Refused => ClaimOutcome::Hopeless(message.clone()),
-    };
-    let kind = Kind::read(&failure.kind).unwrap_or(Kind::PluginError);
-    let is_final = matches!(outcome, ClaimOutcome::Hopeless(_) | ClaimOutcome::NotSent(Some(_)));
-    Ended::failed(outcome, Error::new(kind, message).with(|details| details.retryable = !is_final))
 }

@@ -2,7 +2,7 @@
 //!
 //! `service` takes calls of nodes and operators, `admin` those of operators alone. `access` says who calls and what the grants allow, and
 //! `certificates` verifies callers. `claims` and `volumes` change records by csid's rules (`csid::volume::rules`); `records` is what both share. `drive` has controllers
-//! called, on the nodes that `controllers` knows. `nodes` and `servers` have
+//! called, on the nodes that `controllers` knows; `forward` is such a call. `nodes` and `servers` have
 //! what operators see of the cluster itself, and change. `join` and `sessions` know the nodes that are there. `presence` is this server in
 //! etcd. `cluster` has what they share. Decisions 0007 and 0009 say what is built.
 //!
@@ -21,6 +21,7 @@ mod config;
 mod controllers;
 mod drive;
 mod failure;
+mod forward;
 mod grants;
 mod join;
 mod listen;

@@ -12,7 +12,7 @@ use tokio::sync::{Semaphore, watch};
 use tonic::transport::Channel;
 
 use crate::cluster::failure::unavailable;
-use crate::cluster::orders::Orders;
+use crate::cluster::orders::CallOrders;
 use crate::config::Cluster;
 use crate::error::Result;
 use crate::random;
@@ -65,7 +65,7 @@ pub struct Node {
     machine_id: String,
     pub(super) boot: String,
     /// The controller calls that servers have sent.
-    pub(super) orders: Orders,
+    pub(super) orders: CallOrders,
     pub(super) calls_at_once: Arc<Semaphore>,
     /// The beginning of the names of calls that this journal makes in this boot. It shows neither the journal's ID nor the boot's.
     pub(super) calls: String,
@@ -91,7 +91,7 @@ impl Node {
             journal_id: journal_id.to_owned(),
             machine_id,
             boot: boot.to_owned(),
-            orders: Orders::default(),
+            orders: CallOrders::default(),
             calls_at_once: Arc::new(Semaphore::new(CONTROLLER_CALLS)),
             calls: calls(journal_id, boot),
         }

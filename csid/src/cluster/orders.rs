@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use tokio::sync::OwnedMutexGuard;
 
-/// Orders that are kept apart. Epochs are revisions of etcd, so those of all orders can be compared.
+/// The most orders that are kept apart. Epochs are revisions of etcd, so those of all orders can be compared.
 const ORDERS: usize = 10_000;
 
 /// The calls that this csid has had, of all servers.
 #[derive(Default)]
-pub(super) struct Orders(Mutex<Table>);
+pub(super) struct CallOrders(Mutex<Table>);
 
 #[derive(Default)]
 struct Table {
@@ -31,7 +31,7 @@ struct Order {
 
 /// A call whose turn it is. The next one of its order waits for the drop.
 #[derive(Debug)]
-pub(super) struct Turn {
+pub(super) struct CallTurn {
     _gate: OwnedMutexGuard<()>,
 }
 
@@ -44,7 +44,7 @@ pub(super) enum NoTurn {
     Late,
 }
 
-impl Orders {
+impl CallOrders {
     fn lock(&self) -> MutexGuard<'_, Table> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -65,14 +65,14 @@ impl Orders {
         order: &str,
         epoch: u64,
         within: Duration,
-    ) -> Result<Turn, NoTurn> {
+    ) -> Result<CallTurn, NoTurn> {
         let key = (plugin.to_owned(), order.to_owned());
         let gate = self.lock().come(&key, epoch)?;
         let gate = tokio::time::timeout(within, gate.lock_owned()).await.map_err(|_| NoTurn::Late)?;
         // A greater epoch may have come while this one waited.
         match self.lock().of.get(&key) {
             Some(order) if order.seen > epoch => Err(NoTurn::Stale),
-            _ => Ok(Turn { _gate: gate }),
+            _ => Ok(CallTurn { _gate: gate }),
         }
     }
 }
@@ -112,7 +112,7 @@ mod tests {
 
     #[tokio::test]
     async fn epoch_that_is_not_greater_is_stale() {
-        let orders = Orders::default();
+        let orders = CallOrders::default();
         drop(orders.turn("p", "v", 7, SOON).await.unwrap());
         for epoch in [0, 6, 7] {
             assert_eq!(orders.turn("p", "v", epoch, SOON).await.err(), Some(NoTurn::Stale), "{epoch}");
@@ -123,9 +123,9 @@ mod tests {
         drop(orders.turn("p", "v", 1, SOON).await.unwrap());
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn later_epoch_waits_and_makes_others_stale() {
-        let orders = Arc::new(Orders::default());
+        let orders = Arc::new(CallOrders::default());
         let first = orders.turn("p", "v", 1, SOON).await.unwrap();
         let second = tokio::spawn({
             let orders = orders.clone();
@@ -141,7 +141,7 @@ mod tests {
 
     #[tokio::test]
     async fn forgotten_order_takes_no_earlier_epoch() {
-        let orders = Orders::default();
+        let orders = CallOrders::default();
         let running = orders.turn("p", "runs", 1, SOON).await.unwrap();
         for epoch in 2..ORDERS as u64 + 10 {
             drop(orders.turn("p", &epoch.to_string(), epoch, SOON).await.unwrap());

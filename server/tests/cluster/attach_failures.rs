@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use csi_proto::cluster::v1::CallClass;
 use rustix::process::Signal;
 
-use crate::attach::{Controller, attached, claiming, head, is_publish, row, user};
+use crate::attach::{Controller, attached, claiming, failed, head, is_publish, row, user};
 use crate::site::{Site, eventually};
 
 #[tokio::test]
@@ -158,4 +159,29 @@ async fn stopped_server_waits_for_its_calls() {
     assert!(site.servers[0].ended().await, "{}", site.servers[0].text());
     controller.join_again(1).await;
     assert!(!controller.is_called(Duration::from_secs(1)).await, "a call whose outcome is known came again");
+}
+
+/// No caller has got the claim, and the node repeats no call.
+#[tokio::test]
+async fn pending_claim_of_a_lost_node_ends() {
+    let site = Site::start(1).await;
+    site.register("data", "single-node-writer").await;
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    let (n1, one) = user(&site, "n1", 0).await;
+    let claim = claiming(&n1, 0, "data");
+    let begun = Instant::now();
+    let call = controller.called().await;
+    claim.abort();
+    drop(one);
+    controller.end(&call, failed(CallClass::Again)).await;
+    loop {
+        let call = controller.called().await;
+        if !is_publish(&call) {
+            controller.end(&call, attached("")).await;
+            break;
+        }
+        controller.end(&call, failed(CallClass::Again)).await;
+    }
+    assert!(begun.elapsed() > Duration::from_secs(59), "it ended after {:?}", begun.elapsed());
+    eventually("the claim is free", async || row(&site, "vol/default/data/claim").await.is_empty()).await;
 }

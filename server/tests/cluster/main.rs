@@ -4,6 +4,7 @@ mod access;
 mod attach;
 mod attach_failures;
 mod attach_lies;
+mod attach_random;
 mod certificates;
 mod claims;
 mod credentials;
