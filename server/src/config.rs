@@ -185,6 +185,7 @@ mod tests {
     fn least_file_has_defaults_and_no_grant() {
         let config = Config::parse(LEAST).unwrap();
         assert_eq!((config.max_claims, config.max_sessions, config.prefix.as_str()), (1000, 5000, "/csid/"));
+        assert_eq!(config.controller_time, Duration::from_secs(60));
         let root = csi_proto::identity::Identity::of(["csid://prod/operator/root"]).unwrap();
         assert!(!config.grants.allow(&root, "default", crate::grants::May::Read));
     }
@@ -200,6 +201,8 @@ mod tests {
             ("https://10", "http://10"),
             ("https://10", "10"),
             ("https://10.0.0.1:2379", "http://localhost.example:2379"),
+            ("[etcd]\n", "controller-seconds = 9\n[etcd]\n"),
+            ("[etcd]\n", "controller-seconds = 601\n[etcd]\n"),
             ("[etcd]\n", "[etcd]\nprefix = \"csid\"\n"),
             ("[etcd]\n", "[etcd]\npassword = \"x\"\n"),
         ] {

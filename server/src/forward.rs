@@ -177,3 +177,52 @@ fn failed(ready: &Ready, failure: &CallFailure) -> Ended {
     let is_final = matches!(outcome, ClaimOutcome::Hopeless(_) | ClaimOutcome::NotSent(Some(_)));
     Ended::failed(outcome, Error::new(kind, message).with(|details| details.retryable = !is_final))
 }
+
+#[cfg(test)]
+mod tests {
+    use csi_proto::cluster::v1::Answer;
+
+    use super::*;
+
+    fn ready(action: ClaimAction) -> Ready {
+        let effect =
+            ClaimEffect { action, consumer: "web".into(), node: "n1".into(), from: None, grant: None };
+        let (host, boot) = ("c1".to_owned(), String::new());
+        Ready { id: "c".into(), host, effect, boot, message: ControllerCall::default(), is_silent: false }
+    }
+
+    fn ended(how: Option<How>) -> CallEnded {
+        CallEnded { call: "c".into(), epoch: 1, how }
+    }
+
+    #[test]
+    fn values_that_do_not_fit_silence_the_plugin() {
+        let few = vec!["a".to_owned(), "b".to_owned(), "a".to_owned()];
+        assert_eq!(hidden(few), (vec!["a".to_owned(), "b".to_owned()], false));
+        let many = (0..HIDDEN.0 + 1).map(|n| n.to_string()).collect();
+        let (values, is_silent) = hidden(many);
+        assert!(values.len() == HIDDEN.0 && is_silent);
+        let (values, is_silent) = hidden(vec!["x".repeat(HIDDEN.1), "y".to_owned()]);
+        assert!(values.len() == 1 && is_silent);
+        let failure = CallFailure { class: 4, kind: "PluginError".into(), message: "y".into() };
+        let shown = |is_silent| {
+            let ready = Ready { is_silent, ..ready(ClaimAction::Attach) };
+            failed(&ready, &failure).error.unwrap().message
+        };
+        assert!(shown(false).ends_with(": y") && shown(true).contains("withheld"));
+    }
+
+    #[test]
+    fn word_that_is_not_known_is_an_unknown_outcome() {
+        for how in [None, Some(How::NotStarted(false)), Some(How::Stale(false))] {
+            assert_eq!(read(&ready(ClaimAction::Attach), ended(how)).outcome, ClaimOutcome::Unknown);
+        }
+        let failure = CallFailure { class: 77, ..CallFailure::default() };
+        let unknown = read(&ready(ClaimAction::Detach), ended(Some(How::Failed(failure))));
+        assert_eq!(unknown.outcome, ClaimOutcome::Unknown);
+        // A detach has no context, whatever the host says.
+        let answer = Answer { publish_context: [("k".to_owned(), "v".to_owned())].into() };
+        let done = read(&ready(ClaimAction::Detach), ended(Some(How::Answer(answer))));
+        assert!(done.outcome == ClaimOutcome::Done && done.context.is_none());
+    }
+}

@@ -42,6 +42,12 @@ impl Controller {
         self.session = Controller::join(&self.node, server).await;
     }
 
+    /// Joins at another server. Returns the session of before.
+    pub async fn join_other(&mut self, server: usize) -> Session {
+        let session = Controller::join(&self.node, server).await;
+        std::mem::replace(&mut self.session, session)
+    }
+
     /// Waits for the next call.
     pub async fn called(&mut self) -> ControllerCall {
         self.called_within(Duration::from_secs(20)).await

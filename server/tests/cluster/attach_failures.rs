@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use csi_proto::cluster::v1::CallClass;
+use csi_proto::cluster::v1::{CallClass, CallEnded, FromNode, from_node};
 use rustix::process::Signal;
 
 use crate::attach::{Controller, attached, claiming, failed, head, is_publish, row, user};
-use crate::site::{Site, eventually};
+use crate::site::{First, Site, eventually};
 
 #[tokio::test]
 async fn lost_controller_detaches_first_when_it_is_back() {
@@ -184,4 +184,56 @@ async fn pending_claim_of_a_lost_node_ends() {
     }
     assert!(begun.elapsed() > Duration::from_secs(59), "it ended after {:?}", begun.elapsed());
     eventually("the claim is free", async || row(&site, "vol/default/data/claim").await.is_empty()).await;
+}
+
+/// The claim is written, and no server has called the controller yet.
+#[tokio::test]
+async fn claim_of_a_killed_server_is_attached_at_once() {
+    let mut site = Site::start(2).await;
+    site.register("data", "single-node-writer").await;
+    let mut controller = Controller::start(&site, "c1", 1).await;
+    let (n1, _one) = user(&site, "n1", 0).await;
+    site.servers[1].signal(Signal::STOP);
+    let claim = claiming(&n1, 0, "data");
+    eventually("the claim is written", async || {
+        row(&site, "vol/default/data/claim").await.contains("\"state\":\"pending\"")
+    })
+    .await;
+    site.servers[0].kill();
+    site.servers[1].signal(Signal::CONT);
+    claim.abort();
+    let (first, _session) = n1.say_hello(1).await.unwrap();
+    assert!(matches!(first, First::Welcome(_)), "{first:?}");
+    // Nothing was sent, so there is nothing to detach.
+    let (claim, _) = (claiming(&n1, 1, "data"), controller.publish().await);
+    claim.await.unwrap().unwrap();
+}
+
+/// A server stands still in a call, and another one takes over. The first one goes on, and gets its answer.
+#[tokio::test]
+async fn server_that_stood_still_writes_no_outcome() {
+    let site = Site::start(2).await;
+    site.register("data", "single-node-writer").await;
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    let (n1, _one) = user(&site, "n1", 1).await;
+    let claim = claiming(&n1, 1, "data");
+    let lost = controller.called().await;
+    site.servers[0].signal(Signal::STOP);
+    let session = controller.join_other(1).await;
+    let undo = controller.called_within(Duration::from_secs(40)).await;
+    assert!(!is_publish(&undo) && undo.epoch > lost.epoch, "{undo:?}");
+    controller.end(&undo, attached("")).await;
+    controller.publish().await;
+    let granted = claim.await.unwrap().unwrap();
+    site.servers[0].signal(Signal::CONT);
+    let late = CallEnded { call: lost.call, epoch: lost.epoch, how: Some(attached("/dev/late")) };
+    let late = FromNode { is: Some(from_node::Is::Ended(late)) };
+    // The session may be over already.
+    let _ = session.to_server.send(late).await;
+    n1.detached(1, "data", &granted.claim).await.unwrap();
+    controller.unpublish().await;
+    eventually("the claim is free", async || row(&site, "vol/default/data/claim").await.is_empty()).await;
+    let (claim, _) = (claiming(&n1, 1, "data"), controller.publish().await);
+    assert_eq!(claim.await.unwrap().unwrap().publish_context["device"], "/dev/x");
+    assert!(!row(&site, "vol/default/data/at/n1").await.contains("late"));
 }
