@@ -256,13 +256,9 @@ impl Driving {
                     return self.call(&record, after, effect, host, boot, guards).await;
                 }
                 _ if after != record => {
-                    return match self.cluster.swap(&record, after, guards).await? {
-                        Some(_) => {
-                            self.cluster.was_driven();
-                            Ok(Turn::Again)
-                        }
-                        None => Ok(Turn::Again),
-                    };
+                    self.cluster.swap(&record, after, guards).await?;
+                    self.cluster.was_driven();
+                    return Ok(Turn::Again);
                 }
                 _ => {}
             }
@@ -371,7 +367,11 @@ impl Driving {
         if let Some(error) = &ended.error {
             tracing::warn!(volume = %record.name, host, node = ready.effect.node, %error, "a controller call has failed");
         }
-        self.finish(&record.name, &ready, &ended).await?;
+        // A host that has not made this call may still run the one before, which has no answer.
+        let is_host = |driver: &Driver| driver.host == host;
+        let still_runs =
+            matches!(ended.outcome, ClaimOutcome::NotSent(_)) && record.driver.as_ref().is_some_and(is_host);
+        self.finish(&record.name, &ready, &ended, ended.is_lost || still_runs).await?;
         self.cluster.was_driven();
         let is_taken = || {
             let claim = after.claim_at(&ready.effect.consumer, &ready.effect.node);
@@ -400,8 +400,8 @@ impl Driving {
         }
     }
 
-    /// Writes the outcome of a call, unless another server has taken over.
-    async fn finish(&self, name: &VolumeName, ready: &Ready, of: &Ended) -> Result<()> {
+    /// Writes the outcome of a call, unless another server has taken over. `may_run`: the host may still run a call without an answer.
+    async fn finish(&self, name: &VolumeName, ready: &Ready, of: &Ended, may_run: bool) -> Result<()> {
         for _ in 0..TRIES {
             let here = self.cluster.presence.here()?;
             let meta = self.cluster.normal().await?;
@@ -413,7 +413,7 @@ impl Driving {
             let around = self.cluster.around(&record, &ready.effect.node).await?;
             let mut after = ended(&record, &ready.effect, &around, of, Some(&ready.boot));
             let unanswered = || Driver { server: String::new(), host: ready.host.clone(), call: None };
-            after.driver = of.is_lost.then(unanswered);
+            after.driver = may_run.then(unanswered);
             let mut guards = vec![meta_guard(&meta), here.guard()];
             guards.extend(around.node.as_ref().map(|row| node_guard(&ready.effect.node, row)));
             guards.push(plugin_guard(&record.volume.plugin, around.plugin.as_ref()));

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use csi_proto::cluster::v1::call_ended::How;
 use csi_proto::cluster::v1::{CallClass, CallEnded, FromNode, from_node};
 use rustix::process::Signal;
 
@@ -47,12 +48,16 @@ async fn other_controller_is_called_when_the_time_is_over() {
             (call, two)
         }
     };
+    // It comes back, and still runs the call.
+    one.join_again(0).await;
+    let late = one.called().await;
+    one.end(&late, How::NotStarted(true)).await;
     drop(one.session);
     let begun = Instant::now();
     let undo = other.called_within(Duration::from_secs(60)).await;
     // 10 s to begin, and 10 s for the plugin.
     assert!(begun.elapsed() > Duration::from_secs(19), "another node was called after {:?}", begun.elapsed());
-    assert!(!is_publish(&undo) && undo.epoch > lost.epoch);
+    assert!(!is_publish(&undo) && lost.epoch < late.epoch && late.epoch < undo.epoch);
     other.end(&undo, attached("")).await;
     other.publish().await;
     claim.await.unwrap().unwrap();
