@@ -10,7 +10,7 @@
 //! The intent is in etcd before the call is sent, and its revision is the call's epoch. A call without an answer may run on its host for
 //! a while. So the next call goes to the same host, which makes them one after the other, or to another one when the time for that is over.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -22,7 +22,7 @@ use csid::store::rows::Leg;
 use csid::volume::rules::{self, ClaimAction, ClaimEffect, ClaimEvent, ClaimNext, ClaimOutcome};
 use csid::{Error, Kind};
 use csid_etcd::{Expected, Guard, RowKey, Rows};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
 use crate::cluster::{Cluster, meta_guard, node_guard};
@@ -62,6 +62,8 @@ pub struct Driving {
     table: Mutex<HashMap<VolumeName, Place>>,
     /// Nodes with a pending claim that have no session: since when, and when this server has looked last.
     away: Mutex<HashMap<String, (Instant, Instant)>>,
+    /// Has the volumes that rest looked at.
+    looks: Notify,
     /// Whether this server stops: it makes no more calls.
     stops: AtomicBool,
 }
@@ -70,7 +72,29 @@ enum Place {
     /// A task acts for the volume. `again`: it is to look once more at its end.
     Runs { again: bool },
     /// Nothing can be done here before this time, unless somebody says otherwise.
-    Rests(Instant),
+    Rests(Instant, Memory),
+}
+
+/// What this server remembers of a volume between its turns.
+#[derive(Default)]
+struct Memory {
+    /// The call without an answer whose time this server waits for.
+    awaited: Option<Awaited>,
+}
+
+/// A call without an answer. Its host was not there when this server saw it first.
+struct Awaited {
+    host: String,
+    call: String,
+    since: Instant,
+}
+
+/// The host of a volume's next call.
+struct Next<'a> {
+    /// `None`: there is none here, or a call without an answer may still run on another one.
+    host: Option<&'a String>,
+    /// How long a call without an answer may still run. `None`: there is none.
+    may_run: Option<Duration>,
 }
 
 /// What a turn leaves to do.
@@ -91,6 +115,7 @@ impl Driving {
             sessions,
             table: Mutex::default(),
             away: Mutex::default(),
+            looks: Notify::new(),
             stops: AtomicBool::new(false),
         }
     }
@@ -111,7 +136,13 @@ impl Driving {
 
     /// Has all volumes looked at that rest: a node has a controller that it had not.
     pub fn has_controller(&self) {
-        self.table().retain(|_, place| matches!(place, Place::Runs { .. }));
+        let now = Instant::now();
+        for place in self.table().values_mut() {
+            if let Place::Rests(until, _) = place {
+                *until = now;
+            }
+        }
+        self.looks.notify_one();
     }
 
     /// Makes no more calls, and waits for the outcomes of those that were sent. The caller bounds the wait.
@@ -129,17 +160,24 @@ impl Driving {
             let filter = RecordFilter { restless: true, ..RecordFilter::default() };
             match self.cluster.registry.records(filter).await {
                 Ok((records, index)) => {
+                    let due = records.iter().filter(|record| is_due(record));
+                    let due: HashSet<&VolumeName> = due.map(|record| &record.name).collect();
+                    due.iter().for_each(|name| self.begin(name, false));
                     let now = Instant::now();
-                    self.table().retain(|_, place| match place {
+                    let mut next = now + NOTHING;
+                    self.table().retain(|name, place| match place {
+                        Place::Rests(until, _) if *until > now => {
+                            next = next.min(*until);
+                            true
+                        }
+                        Place::Rests(..) => due.contains(name),
                         Place::Runs { .. } => true,
-                        Place::Rests(until) => *until > now,
                     });
-                    for record in records.iter().filter(|record| is_due(record)) {
-                        self.begin(&record.name, false);
-                    }
-                    // A beat changes the index every few seconds.
-                    if self.cluster.registry_changed(index).await.is_none() {
-                        return;
+                    tokio::select! {
+                        // A beat changes the index every few seconds.
+                        changed = self.cluster.registry_changed(index) => if changed.is_none() { return },
+                        () = self.looks.notified() => {}
+                        () = tokio::time::sleep_until(next) => {}
                     }
                 }
                 Err(error) => tracing::warn!(%error, "the volumes with something to do cannot be listed"),
@@ -155,19 +193,22 @@ impl Driving {
         }
         let mut table = self.table();
         let running = table.values().filter(|place| matches!(place, Place::Runs { .. })).count();
-        match table.get_mut(name) {
-            Some(Place::Runs { again }) => *again |= is_asked,
-            Some(Place::Rests(_)) if !is_asked => {}
-            _ if running >= VOLUMES => {}
-            _ => {
-                table.insert(name.clone(), Place::Runs { again: false });
-                tokio::spawn(self.clone().drive(name.clone()));
+        let memory = match table.get_mut(name) {
+            Some(Place::Runs { again }) => {
+                *again |= is_asked;
+                return;
             }
-        }
+            Some(Place::Rests(until, _)) if !is_asked && *until > Instant::now() => return,
+            _ if running >= VOLUMES => return,
+            Some(Place::Rests(_, memory)) => std::mem::take(memory),
+            None => Memory::default(),
+        };
+        table.insert(name.clone(), Place::Runs { again: false });
+        tokio::spawn(self.clone().drive(name.clone(), memory));
     }
 
     /// Ends a task, unless it is to look again.
-    fn is_over(&self, name: &VolumeName, rest: Duration) -> bool {
+    fn is_over(&self, name: &VolumeName, rest: Duration, memory: &mut Memory) -> bool {
         let mut table = self.table();
         if let Some(Place::Runs { again }) = table.get_mut(name)
             && *again
@@ -175,21 +216,19 @@ impl Driving {
             *again = false;
             return false;
         }
-        table.insert(name.clone(), Place::Rests(Instant::now() + rest));
+        table.insert(name.clone(), Place::Rests(Instant::now() + rest, std::mem::take(memory)));
         true
     }
 
     /// Acts for a volume until nothing is left to do here.
-    async fn drive(self: Arc<Self>, name: VolumeName) {
+    async fn drive(self: Arc<Self>, name: VolumeName, mut memory: Memory) {
         let mut tries = 0;
-        // The host of a call without an answer, and since when this server waits for it.
-        let mut awaited = None;
         loop {
             if self.stops.load(Ordering::Acquire) {
                 self.table().remove(&name);
                 return;
             }
-            let rest = match self.turn(&name, &mut awaited).await {
+            let rest = match self.turn(&name, &mut memory).await {
                 Ok(Turn::Again) => {
                     tries = 0;
                     continue;
@@ -211,18 +250,22 @@ impl Driving {
                     OTHERS
                 }
             };
-            if self.is_over(&name, rest) {
+            if self.is_over(&name, rest, &mut memory) {
                 return;
             }
         }
     }
 
     /// Does one thing for a volume.
-    async fn turn(&self, name: &VolumeName, awaited: &mut Option<(String, Instant)>) -> Result<Turn> {
+    async fn turn(&self, name: &VolumeName, memory: &mut Memory) -> Result<Turn> {
         let here = self.cluster.presence.here()?;
         let meta = self.cluster.normal().await?;
         let record = self.cluster.registry.record(name.clone()).await?;
         let guards = vec![meta_guard(&meta), here.guard()];
+        if record.driver.as_ref().is_none_or(|driver| !driver.server.is_empty()) {
+            // What a server calls now may get no answer, either. It has a time of its own.
+            memory.awaited = None;
+        }
         match &record.driver {
             // A task of this server has ended without an outcome.
             Some(driver) if driver.server == here.id => return self.give_up(&record, guards).await,
@@ -238,7 +281,7 @@ impl Driving {
             _ => {}
         }
         let hosts = self.cluster.hosts(&record, self.sessions.controllers(&record.volume.plugin));
-        let host = self.choose(&record, &hosts, awaited);
+        let Next { host, may_run } = self.choose(&record, &hosts, memory);
         let mut is_waiting = false;
         for claim in due(&record) {
             let around = self.cluster.around(&record, &claim.node).await?;
@@ -263,7 +306,7 @@ impl Driving {
                 _ => {}
             }
         }
-        if is_waiting && awaited.is_some() {
+        if is_waiting && may_run.is_some() {
             return Ok(Turn::Wait(HOST));
         }
         if !is_waiting && record.driver.is_some() {
@@ -291,27 +334,33 @@ impl Driving {
         Ok(since.elapsed() >= AWAY)
     }
 
-    /// Returns the host of the next call. `None`: there is none here, or a call without an answer may still run on another one.
-    fn choose<'a>(
-        &self,
-        record: &Record,
-        hosts: &'a [String],
-        awaited: &mut Option<(String, Instant)>,
-    ) -> Option<&'a String> {
-        let Some(Driver { host: last, .. }) = &record.driver else {
-            *awaited = None;
-            return hosts.first();
+    /// Returns the host of the next call.
+    fn choose<'a>(&self, record: &Record, hosts: &'a [String], memory: &mut Memory) -> Next<'a> {
+        let Some(Driver { host: last, unanswered, deadline_ms, .. }) = &record.driver else {
+            return Next { host: hosts.first(), may_run: None };
+        };
+        // The call's own time, whatever this server's configuration says now.
+        let time = match deadline_ms {
+            0 => START + self.cluster.config.controller_time,
+            _ => START + Duration::from_millis(*deadline_ms),
         };
         if let Some(same) = hosts.iter().find(|host| *host == last) {
-            return Some(same);
+            // A call to it may get no answer again, and then has a time of its own.
+            memory.awaited = None;
+            return Next { host: Some(same), may_run: Some(time) };
         }
-        let since = match awaited {
-            Some((host, since)) if host == last => *since,
-            _ => awaited.insert((last.clone(), Instant::now())).1,
+        let is_same = |awaited: &Awaited| awaited.host == *last && awaited.call == *unanswered;
+        let since = match memory.awaited.as_ref().filter(|awaited| is_same(awaited)) {
+            Some(awaited) => awaited.since,
+            None => {
+                let since = Instant::now();
+                memory.awaited = Some(Awaited { host: last.clone(), call: unanswered.clone(), since });
+                since
+            }
         };
-        match since.elapsed() >= START + self.cluster.config.controller_time {
-            true => hosts.first(),
-            false => None,
+        match time.saturating_sub(since.elapsed()) {
+            Duration::ZERO => Next { host: hosts.first(), may_run: None },
+            left => Next { host: None, may_run: Some(left) },
         }
     }
 
@@ -325,7 +374,8 @@ impl Driving {
             guards.push(plugin_guard(&record.volume.plugin, around.plugin.as_ref()));
             after = ended(record, &effect, &around, &Ended::lost(&driver.host), None);
         }
-        after.driver = Some(Driver { server: String::new(), host: driver.host, call: None });
+        let unanswered = driver.call.map_or(driver.unanswered, |call| call.id);
+        after.driver = Some(Driver { server: String::new(), call: None, unanswered, ..driver });
         self.cluster.swap(record, after, guards).await?;
         Ok(Turn::Again)
     }
@@ -343,8 +393,14 @@ impl Driving {
         let here = self.cluster.presence.here()?;
         let mut after = after;
         rules::enter_attach_secrets(&mut after, &effect, false);
-        let mut ready = Ready::new(&after, effect, host, boot, self.cluster.config.controller_time)?;
+        let time = self.cluster.config.controller_time;
+        let mut ready = Ready::new(&after, effect, host, boot, time)?;
+        // The host may still run the call before, which has no answer.
+        let before = record.driver.as_ref().filter(|driver| driver.host == host);
+        let deadline_ms = u64::from(ready.message.deadline_ms);
         after.driver = Some(Driver {
+            unanswered: before.map(|driver| driver.unanswered.clone()).unwrap_or_default(),
+            deadline_ms: before.map_or(deadline_ms, |driver| driver.deadline_ms.max(deadline_ms)),
             server: here.id.clone(),
             host: host.to_owned(),
             call: Some(DrivenCall {
@@ -367,11 +423,13 @@ impl Driving {
         if let Some(error) = &ended.error {
             tracing::warn!(volume = %record.name, host, node = ready.effect.node, %error, "a controller call has failed");
         }
-        // A host that has not made this call may still run the one before, which has no answer.
-        let is_host = |driver: &Driver| driver.host == host;
-        let still_runs =
-            matches!(ended.outcome, ClaimOutcome::NotSent(_)) && record.driver.as_ref().is_some_and(is_host);
-        self.finish(&record.name, &ready, &ended, ended.is_lost || still_runs).await?;
+        // A host that has not made this call may still run the one before.
+        let still_runs = matches!(ended.outcome, ClaimOutcome::NotSent(_)) && before.is_some();
+        let unanswered = match ended.is_lost {
+            true => Some(ready.id.clone()),
+            false => before.filter(|_| still_runs).map(|driver| driver.unanswered.clone()),
+        };
+        self.finish(&record.name, &ready, &ended, unanswered).await?;
         self.cluster.was_driven();
         let is_taken = || {
             let claim = after.claim_at(&ready.effect.consumer, &ready.effect.node);
@@ -400,8 +458,14 @@ impl Driving {
         }
     }
 
-    /// Writes the outcome of a call, unless another server has taken over. `may_run`: the host may still run a call without an answer.
-    async fn finish(&self, name: &VolumeName, ready: &Ready, of: &Ended, may_run: bool) -> Result<()> {
+    /// Writes the outcome of a call, unless another server has taken over. `unanswered`: the call that the host may still run.
+    async fn finish(
+        &self,
+        name: &VolumeName,
+        ready: &Ready,
+        of: &Ended,
+        unanswered: Option<String>,
+    ) -> Result<()> {
         for _ in 0..TRIES {
             let here = self.cluster.presence.here()?;
             let meta = self.cluster.normal().await?;
@@ -412,8 +476,9 @@ impl Driving {
             }
             let around = self.cluster.around(&record, &ready.effect.node).await?;
             let mut after = ended(&record, &ready.effect, &around, of, Some(&ready.boot));
-            let unanswered = || Driver { server: String::new(), host: ready.host.clone(), call: None };
-            after.driver = may_run.then(unanswered);
+            after.driver = record.driver.as_ref().zip(unanswered.clone()).map(|(driver, unanswered)| {
+                Driver { server: String::new(), call: None, unanswered, ..driver.clone() }
+            });
             let mut guards = vec![meta_guard(&meta), here.guard()];
             guards.extend(around.node.as_ref().map(|row| node_guard(&ready.effect.node, row)));
             guards.push(plugin_guard(&record.volume.plugin, around.plugin.as_ref()));

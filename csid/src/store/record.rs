@@ -235,6 +235,12 @@ pub struct Driver {
     /// `None`: the last call has no answer. The host may still run it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub call: Option<DrivenCall>,
+    /// The ID of the last call to the host that has no answer. Empty: there is none, or an earlier server did not note it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub unanswered: String,
+    /// How long the plugin has for the call and for one without an answer, in milliseconds. 0: an earlier server did not note it.
+    #[serde(default)]
+    pub deadline_ms: u64,
 }
 
 /// A call to a controller that a server has sent, or is about to send.

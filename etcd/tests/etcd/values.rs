@@ -26,10 +26,17 @@ async fn driver_is_in_the_head_until_it_is_cleared() {
     swap_in(&registry, swap(&Record::none(name("data")), record("data", &["job/1"]))).await.unwrap();
     let call =
         DrivenCall { id: "c".into(), rpc: DrivenRpc::Unpublish, node: "n1".into(), consumer: "job/1".into() };
-    let driver = Driver { server: "s".into(), host: "h".into(), call: Some(call) };
+    let driver = Driver {
+        server: "s".into(),
+        host: "h".into(),
+        call: Some(call),
+        unanswered: "b".into(),
+        deadline_ms: 7000,
+    };
     change(&registry, "data", |record| record.driver = Some(driver.clone())).await.unwrap();
     let due = json!({"server": "s", "host": "h",
-        "call": {"id": "c", "rpc": "unpublish", "node": "n1", "consumer": "job/1"}});
+        "call": {"id": "c", "rpc": "unpublish", "node": "n1", "consumer": "job/1"},
+        "unanswered": "b", "deadline-ms": 7000});
     assert_eq!(raw.json(&format!("{DATA}/head")).await["driver"], due);
     assert_eq!(registry.record(name("data")).await.unwrap().driver, Some(driver));
     let restless = RecordFilter { restless: true, ..RecordFilter::default() };
