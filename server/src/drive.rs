@@ -309,7 +309,9 @@ impl Driving {
         if is_waiting && may_run.is_some() {
             return Ok(Turn::Wait(HOST));
         }
-        if !is_waiting && record.driver.is_some() {
+        // While a node is between two legs, the call without an answer may have been for it.
+        let is_between = record.attachments.iter().any(|at| matches!(at.leg, Leg::Making | Leg::Removing));
+        if !is_waiting && record.driver.is_some() && !(is_between && may_run.is_some()) {
             let after = Record { driver: None, ..record.clone() };
             self.cluster.swap(&record, after, guards).await?;
             return Ok(Turn::Again);
