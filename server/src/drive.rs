@@ -425,11 +425,12 @@ impl Driving {
         if let Some(error) = &ended.error {
             tracing::warn!(volume = %record.name, host, node = ready.effect.node, %error, "a controller call has failed");
         }
-        // A host that has not made this call may still run the one before.
-        let still_runs = matches!(ended.outcome, ClaimOutcome::NotSent(_)) && before.is_some();
-        let unanswered = match ended.is_lost {
-            true => Some(ready.id.clone()),
-            false => before.filter(|_| still_runs).map(|driver| driver.unanswered.clone()),
+        let unanswered = match ended.outcome {
+            // The plugin may go on with it after its time. Another host's plugin would not wait for that.
+            ClaimOutcome::Unknown | ClaimOutcome::Again => Some(ready.id.clone()),
+            // A host that has not made this call may still run the one before.
+            ClaimOutcome::NotSent(_) => before.map(|driver| driver.unanswered.clone()),
+            ClaimOutcome::Done | ClaimOutcome::Hopeless(_) => None,
         };
         self.finish(&record.name, &ready, &ended, unanswered).await?;
         self.cluster.was_driven();

@@ -40,19 +40,17 @@ pub struct Ended {
     pub outcome: ClaimOutcome,
     pub context: Option<BTreeMap<String, String>>,
     pub error: Option<Error>,
-    /// Whether no answer came. The host may still run the call.
-    pub is_lost: bool,
 }
 
 impl Ended {
     pub fn failed(outcome: ClaimOutcome, error: Error) -> Ended {
-        Ended { outcome, context: None, error: Some(error), is_lost: false }
+        Ended { outcome, context: None, error: Some(error) }
     }
 
+    /// Returns the end of a call without an answer.
     pub fn lost(host: &str) -> Ended {
         let text = format!("node {host} did not answer the controller call");
-        let error = Error::new(Kind::Uncertain, text);
-        Ended { is_lost: true, ..Ended::failed(ClaimOutcome::Unknown, error) }
+        Ended::failed(ClaimOutcome::Unknown, Error::new(Kind::Uncertain, text))
     }
 }
 
@@ -137,18 +135,13 @@ pub fn read(ready: &Ready, ended: CallEnded) -> Ended {
     match ended.how {
         Some(How::Answer(answer)) if ready.effect.action == ClaimAction::Attach => {
             match rules::check_publish_context(&answer.publish_context) {
-                Ok(()) => Ended {
-                    outcome: ClaimOutcome::Done,
-                    context: Some(answer.publish_context),
-                    error: None,
-                    is_lost: false,
-                },
+                Ok(()) => {
+                    Ended { outcome: ClaimOutcome::Done, context: Some(answer.publish_context), error: None }
+                }
                 Err(error) => Ended::failed(ClaimOutcome::Hopeless(error.message.clone()), error),
             }
         }
-        Some(How::Answer(_)) => {
-            Ended { outcome: ClaimOutcome::Done, context: None, error: None, is_lost: false }
-        }
+        Some(How::Answer(_)) => Ended { outcome: ClaimOutcome::Done, context: None, error: None },
         Some(How::Failed(failure)) => failed(ready, &failure),
         Some(How::NotStarted(true)) => unsent("it could not begin in time"),
         Some(How::Stale(true)) => unsent("it has had a later one"),
