@@ -395,6 +395,7 @@ impl Driving {
         let here = self.cluster.presence.here()?;
         let mut after = after;
         rules::enter_attach_secrets(&mut after, &effect, false);
+        after.attachments.iter_mut().filter(|at| at.node == effect.node).for_each(|at| at.uncalled = false);
         let time = self.cluster.config.controller_time;
         let mut ready = Ready::new(&after, effect, host, boot, time)?;
         // The host may still run the call before, which has no answer.

@@ -189,6 +189,9 @@ pub struct Attachment {
     #[serde(default, with = "or_default")]
     pub node_id: Option<String>,
     pub leg: Leg,
+    /// Whether a server wants the attachment, and no call was made for it yet. csid alone makes the call at once.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub uncalled: bool,
     #[serde(default)]
     pub publish_context: BTreeMap<String, String>,
     /// The boot of the controller's last successful call. In another boot it is called again before a stage. `None`: no call
@@ -267,11 +270,12 @@ pub enum DrivenRpc {
 /// Shows no value of the publish context, since a plugin may put a token there.
 impl fmt::Debug for Attachment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Attachment { node, node_id, leg, publish_context, boot, by_call, secrets } = self;
+        let Attachment { node, node_id, leg, uncalled, publish_context, boot, by_call, secrets } = self;
         f.debug_struct("Attachment")
             .field("node", node)
             .field("node_id", node_id)
             .field("leg", leg)
+            .field("uncalled", uncalled)
             .field("publish_context", &publish_context.keys())
             .field("boot", boot)
             .field("by_call", by_call)
@@ -297,6 +301,7 @@ impl Attachment {
             node: node.to_owned(),
             node_id: None,
             leg,
+            uncalled: false,
             publish_context: BTreeMap::new(),
             boot: None,
             by_call: None,

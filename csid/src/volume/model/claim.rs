@@ -258,7 +258,7 @@ impl Claims {
             return self.attachments.retain(|at| at.node != node);
         }
         match self.attachments.iter_mut().find(|at| at.node == node) {
-            Some(at) => at.leg = leg,
+            Some(at) => (at.leg, at.uncalled) = (leg, at.uncalled && leg == Leg::Making),
             None => self.attachments.push(Attachment::new(node, leg)),
         }
         let boot = self.boot.clone();
@@ -267,10 +267,15 @@ impl Claims {
         }
     }
 
+    /// Writes that an attachment is wanted. A server makes the call later, and then says so in the row.
     fn make(&mut self, node: &str) {
+        let is_later = self.node.is_some() && self.leg(node) == Leg::Absent;
         self.set_leg(node, Leg::Making);
         let node_id = self.node_id.clone();
-        self.attachments.iter_mut().filter(|at| at.node == node).for_each(|at| at.node_id = node_id.clone());
+        if let Some(at) = self.attachments.iter_mut().find(|at| at.node == node) {
+            at.node_id = node_id;
+            at.uncalled |= is_later;
+        }
     }
 
     /// Restores the attachment to `from`, because the intended call had no effect.
@@ -315,7 +320,9 @@ impl Claims {
     /// attachment.
     fn is_renamed(&self, node: &str) -> bool {
         let Some(now) = &self.node_id else { return false };
-        let other = |at: &Attachment| at.node == node && at.node_id.as_ref().is_some_and(|id| id != now);
+        let other = |at: &Attachment| {
+            at.node == node && !at.uncalled && at.node_id.as_ref().is_some_and(|id| id != now)
+        };
         self.attachments.iter().any(other)
     }
 
@@ -328,6 +335,7 @@ impl Claims {
         }
         match self.attachments.iter().find(|at| at.node == node) {
             None => Some(true),
+            Some(at) if at.uncalled => Some(true),
             Some(at) if at.leg == Leg::Present || at.boot.is_some() => Some(false),
             Some(_) => self.attaches.map(|attaches| !attaches),
         }
@@ -475,7 +483,8 @@ fn advance(volume: &mut Claims, consumer: &str) -> ClaimNext {
     loop {
         let Some(claim) = volume.claim(consumer).cloned() else { return ClaimNext::Free };
         let leg = volume.leg(&claim.node);
-        let from = volume.attachments.iter().find(|at| at.node == claim.node).cloned().map(Box::new);
+        let is_from = |at: &&Attachment| at.node == claim.node && !at.uncalled;
+        let from = volume.attachments.iter().find(is_from).cloned().map(Box::new);
         let run = |action| {
             ClaimNext::Run(ClaimEffect {
                 action,
