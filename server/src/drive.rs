@@ -52,6 +52,8 @@ const FORGOTTEN: Duration = Duration::from_secs(15);
 const STOP: Duration = Duration::from_millis(50);
 /// Volumes for which this server acts at the same time.
 const VOLUMES: usize = 1000;
+/// The limit of a pause in which a task keeps its place.
+const SHORT: Duration = Duration::from_secs(1);
 /// Tries of a change that others are faster with.
 const TRIES: usize = 64;
 
@@ -80,6 +82,22 @@ enum Place {
 struct Memory {
     /// The call without an answer whose time this server waits for.
     awaited: Option<Awaited>,
+    /// Claims whose last call has failed.
+    failed: HashMap<Wish, Failed>,
+}
+
+/// What a claim wants: its ID, and whether it ends. What it wants next has no failure yet.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Wish {
+    claim: String,
+    is_releasing: bool,
+}
+
+/// A wish whose last call has failed.
+struct Failed {
+    tries: u32,
+    /// The time of the next try.
+    next: Instant,
 }
 
 /// A call without an answer. Its host was not there when this server saw it first.
@@ -87,6 +105,29 @@ struct Awaited {
     host: String,
     call: String,
     since: Instant,
+}
+
+impl Memory {
+    /// Returns how long a claim is left alone, because its last call has failed. `None`: it is not.
+    fn pause(&self, wish: &Wish) -> Option<Duration> {
+        let left = self.failed.get(wish)?.next.saturating_duration_since(Instant::now());
+        (!left.is_zero()).then_some(left)
+    }
+
+    /// Leaves a claim alone for a while that grows with each failure. `least`: at least for so long.
+    fn has_failed(&mut self, wish: Wish, least: Duration) {
+        let (first, longest) = PAUSE;
+        let failed = self.failed.entry(wish).or_insert(Failed { tries: 0, next: Instant::now() });
+        let pause = first.saturating_mul(2_u32.saturating_pow(failed.tries)).min(longest);
+        failed.tries = failed.tries.saturating_add(1);
+        failed.next = Instant::now() + pause.max(least);
+    }
+}
+
+impl Wish {
+    fn of(claim: &Claim) -> Wish {
+        Wish { claim: claim.id.clone(), is_releasing: claim.releasing }
+    }
 }
 
 /// The host of a volume's next call.
@@ -101,8 +142,6 @@ struct Next<'a> {
 enum Turn {
     /// There may be more to do at once.
     Again,
-    /// The same is tried again, after a growing pause.
-    Later,
     Wait(Duration),
     /// Nothing, for so long.
     Rest(Duration),
@@ -222,24 +261,13 @@ impl Driving {
 
     /// Acts for a volume until nothing is left to do here.
     async fn drive(self: Arc<Self>, name: VolumeName, mut memory: Memory) {
-        let mut tries = 0;
         loop {
             if self.stops.load(Ordering::Acquire) {
                 self.table().remove(&name);
                 return;
             }
             let rest = match self.turn(&name, &mut memory).await {
-                Ok(Turn::Again) => {
-                    tries = 0;
-                    continue;
-                }
-                Ok(Turn::Later) => {
-                    let (first, longest) = PAUSE;
-                    let pause = first.saturating_mul(2_u32.saturating_pow(tries)).min(longest);
-                    tries += 1;
-                    tokio::time::sleep(pause).await;
-                    continue;
-                }
+                Ok(Turn::Again) => continue,
                 Ok(Turn::Wait(time)) => {
                     tokio::time::sleep(time).await;
                     continue;
@@ -283,7 +311,16 @@ impl Driving {
         let hosts = self.cluster.hosts(&record, self.sessions.controllers(&record.volume.plugin));
         let Next { host, may_run } = self.choose(&record, &hosts, memory);
         let mut is_waiting = false;
+        let is_there = |wish: &Wish| record.claims.iter().any(|claim| Wish::of(claim) == *wish);
+        memory.failed.retain(|wish, _| is_there(wish));
+        let mut pause: Option<Duration> = None;
         for claim in due(&record) {
+            let wish = Wish::of(claim);
+            if let Some(left) = memory.pause(&wish) {
+                // The others have their turn meanwhile.
+                pause = Some(pause.map_or(left, |pause| pause.min(left)));
+                continue;
+            }
             let around = self.cluster.around(&record, &claim.node).await?;
             let is_unwanted = claim.state == ClaimState::Pending
                 && (!is_ready(&around) || self.has_left(&claim.node).await?);
@@ -296,7 +333,23 @@ impl Driving {
                 (ClaimNext::Run(_), None) => is_waiting = true,
                 (ClaimNext::Run(effect), Some(host)) => {
                     let boot = around.claims(&record, &claim.node).boot;
-                    return self.call(&record, after, effect, host, boot, guards).await;
+                    let (outcome, is_taken) =
+                        match self.call(&record, after, effect, host, boot, guards).await? {
+                            Some(called) => called,
+                            None => return Ok(Turn::Again),
+                        };
+                    match outcome {
+                        ClaimOutcome::Done => drop(memory.failed.remove(&wish)),
+                        // Its node has the claim, and asks again for the attachment.
+                        ClaimOutcome::Hopeless(_) | ClaimOutcome::NotSent(Some(_)) if is_taken => {
+                            memory.has_failed(wish, NOTHING);
+                        }
+                        ClaimOutcome::Hopeless(_) | ClaimOutcome::NotSent(Some(_)) => {}
+                        ClaimOutcome::Unknown | ClaimOutcome::Again | ClaimOutcome::NotSent(None) => {
+                            memory.has_failed(wish, Duration::ZERO);
+                        }
+                    }
+                    return Ok(Turn::Again);
                 }
                 _ if after != record => {
                     self.cluster.swap(&record, after, guards).await?;
@@ -305,6 +358,10 @@ impl Driving {
                 }
                 _ => {}
             }
+        }
+        if let Some(pause) = pause {
+            // A task that waits for long would have the place of another volume's.
+            return Ok(if pause < SHORT { Turn::Wait(pause) } else { Turn::Rest(pause) });
         }
         if is_waiting && may_run.is_some() {
             return Ok(Turn::Wait(HOST));
@@ -382,7 +439,8 @@ impl Driving {
         Ok(Turn::Again)
     }
 
-    /// Makes one call: writes its intent, sends it, and writes its outcome.
+    /// Makes one call: writes its intent, sends it, and writes its outcome. Returns the outcome, and whether the node has the claim.
+    /// `None`: the record has changed, so nothing was sent.
     async fn call(
         &self,
         record: &Record,
@@ -391,7 +449,7 @@ impl Driving {
         host: &str,
         boot: String,
         guards: Vec<Guard>,
-    ) -> Result<Turn> {
+    ) -> Result<Option<(ClaimOutcome, bool)>> {
         let here = self.cluster.presence.here()?;
         let mut after = after;
         rules::enter_attach_secrets(&mut after, &effect, false);
@@ -416,7 +474,7 @@ impl Driving {
                 consumer: ready.effect.consumer.clone(),
             }),
         });
-        let Some(after) = self.cluster.swap(record, after, guards).await? else { return Ok(Turn::Again) };
+        let Some(after) = self.cluster.swap(record, after, guards).await? else { return Ok(None) };
         ready.message.epoch = after.revision;
         // A server that has stood still since then sends nothing.
         let ended = match self.cluster.presence.here()? == here {
@@ -435,16 +493,9 @@ impl Driving {
         };
         self.finish(&record.name, &ready, &ended, unanswered).await?;
         self.cluster.was_driven();
-        let is_taken = || {
-            let claim = after.claim_at(&ready.effect.consumer, &ready.effect.node);
-            claim.is_some_and(|claim| claim.state == ClaimState::Taken)
-        };
-        Ok(match ended.outcome {
-            // Its node has the claim, and asks again for the attachment.
-            ClaimOutcome::Hopeless(_) | ClaimOutcome::NotSent(Some(_)) if is_taken() => Turn::Wait(NOTHING),
-            ClaimOutcome::Done | ClaimOutcome::Hopeless(_) | ClaimOutcome::NotSent(Some(_)) => Turn::Again,
-            ClaimOutcome::Unknown | ClaimOutcome::Again | ClaimOutcome::NotSent(None) => Turn::Later,
-        })
+        let claim = after.claim_at(&ready.effect.consumer, &ready.effect.node);
+        let is_taken = claim.is_some_and(|claim| claim.state == ClaimState::Taken);
+        Ok(Some((ended.outcome, is_taken)))
     }
 
     /// Sends a call, and waits for its end.
