@@ -37,6 +37,12 @@ impl Controller {
         session
     }
 
+    /// Ends the session. Calls that were sent have no answer.
+    pub async fn leave(&mut self) {
+        self.session.to_server = tokio::sync::mpsc::channel(1).0;
+        while let Ok(Some(_)) = self.session.from_server.message().await {}
+    }
+
     /// Ends the session, and joins again.
     pub async fn join_again(&mut self, server: usize) {
         self.session = Controller::join(&self.node, server).await;

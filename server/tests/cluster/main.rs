@@ -5,6 +5,7 @@ mod attach;
 mod attach_failures;
 mod attach_lies;
 mod attach_random;
+mod attach_waits;
 mod certificates;
 mod claims;
 mod credentials;
