@@ -10,7 +10,7 @@
 //! The intent is in etcd before the call is sent, and its revision is the call's epoch. A call without an answer may run on its host for
 //! a while. So the next call goes to the same host, which makes them one after the other, or to another one when the time for that is over.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -73,13 +73,15 @@ pub struct Driving {
 enum Place {
     /// A task acts for the volume. `again`: it is to look once more at its end.
     Runs { again: bool },
-    /// Nothing can be done here before this time, unless somebody says otherwise.
+    /// Nothing can be done here before this time, unless the record changes or somebody says otherwise.
     Rests(Instant, Memory),
 }
 
 /// What this server remembers of a volume between its turns.
 #[derive(Default)]
 struct Memory {
+    /// The revision of the record at the last turn. A later one has something new.
+    seen: u64,
     /// The call without an answer whose time this server waits for.
     awaited: Option<Awaited>,
     /// Claims whose last call has failed.
@@ -167,7 +169,7 @@ impl Driving {
     pub async fn run(self: Arc<Self>, mut due: mpsc::Receiver<VolumeName>) {
         let asked = async {
             while let Some(name) = due.recv().await {
-                self.begin(&name, true);
+                self.begin(&name, None);
             }
         };
         tokio::join!(asked, self.look());
@@ -200,8 +202,9 @@ impl Driving {
             match self.cluster.registry.records(filter).await {
                 Ok((records, index)) => {
                     let due = records.iter().filter(|record| is_due(record));
-                    let due: HashSet<&VolumeName> = due.map(|record| &record.name).collect();
-                    due.iter().for_each(|name| self.begin(name, false));
+                    let due: HashMap<&VolumeName, u64> =
+                        due.map(|record| (&record.name, record.revision)).collect();
+                    due.iter().for_each(|(name, revision)| self.begin(name, Some(*revision)));
                     let now = Instant::now();
                     let mut next = now + NOTHING;
                     self.table().retain(|name, place| match place {
@@ -209,7 +212,7 @@ impl Driving {
                             next = next.min(*until);
                             true
                         }
-                        Place::Rests(..) => due.contains(name),
+                        Place::Rests(..) => due.contains_key(name),
                         Place::Runs { .. } => true,
                     });
                     tokio::select! {
@@ -225,8 +228,8 @@ impl Driving {
         }
     }
 
-    /// Has a task act for a volume. `is_asked`: also if the volume rests.
-    fn begin(self: &Arc<Self>, name: &VolumeName, is_asked: bool) {
+    /// Has a task act for a volume, whose record has this revision. `None`: somebody asks for it, so it acts also if the volume rests.
+    fn begin(self: &Arc<Self>, name: &VolumeName, revision: Option<u64>) {
         if self.stops.load(Ordering::Acquire) {
             return;
         }
@@ -234,10 +237,14 @@ impl Driving {
         let running = table.values().filter(|place| matches!(place, Place::Runs { .. })).count();
         let memory = match table.get_mut(name) {
             Some(Place::Runs { again }) => {
-                *again |= is_asked;
+                *again |= revision.is_none();
                 return;
             }
-            Some(Place::Rests(until, _)) if !is_asked && *until > Instant::now() => return,
+            Some(Place::Rests(until, memory))
+                if *until > Instant::now() && revision.is_some_and(|revision| revision <= memory.seen) =>
+            {
+                return;
+            }
             _ if running >= VOLUMES => return,
             Some(Place::Rests(_, memory)) => std::mem::take(memory),
             None => Memory::default(),
@@ -275,6 +282,8 @@ impl Driving {
                 Ok(Turn::Rest(time)) => time,
                 Err(error) => {
                     tracing::warn!(volume = %name, %error, "a volume's controller cannot be called now");
+                    // A change that could not be read is none to begin for at once.
+                    memory.seen = u64::MAX;
                     OTHERS
                 }
             };
@@ -289,6 +298,7 @@ impl Driving {
         let here = self.cluster.presence.here()?;
         let meta = self.cluster.normal().await?;
         let record = self.cluster.registry.record(name.clone()).await?;
+        memory.seen = record.revision;
         let guards = vec![meta_guard(&meta), here.guard()];
         if record.driver.as_ref().is_none_or(|driver| !driver.server.is_empty()) {
             // What a server calls now may get no answer, either. It has a time of its own.
