@@ -42,8 +42,6 @@ const LOOK: Duration = Duration::from_millis(300);
 /// How long a volume is left alone for which nothing can be done here, and for which another server acts.
 const NOTHING: Duration = Duration::from_secs(5);
 const OTHERS: Duration = Duration::from_secs(1);
-/// The time between two looks for the host of a call without an answer.
-const HOST: Duration = Duration::from_millis(500);
 /// How long a node has no session before its pending claims end.
 const AWAY: Duration = Duration::from_secs(60);
 /// How long a look at an absent node counts. A pending claim is looked at more often.
@@ -373,9 +371,6 @@ impl Driving {
             // A task that waits for long would have the place of another volume's.
             return Ok(if pause < SHORT { Turn::Wait(pause) } else { Turn::Rest(pause) });
         }
-        if is_waiting && may_run.is_some() {
-            return Ok(Turn::Wait(HOST));
-        }
         // While a node is between two legs, the call without an answer may have been for it.
         let is_between = record.attachments.iter().any(|at| matches!(at.leg, Leg::Making | Leg::Removing));
         if !is_waiting && record.driver.is_some() && !(is_between && may_run.is_some()) {
@@ -383,7 +378,13 @@ impl Driving {
             self.cluster.swap(&record, after, guards).await?;
             return Ok(Turn::Again);
         }
-        Ok(Turn::Rest(NOTHING))
+        // The host's next session ends the rest, and so does a change of the record. A pending claim's node may leave meanwhile.
+        let is_pending = record.claims.iter().any(|claim| claim.state == ClaimState::Pending);
+        Ok(Turn::Rest(match may_run {
+            Some(left) if !is_pending => left,
+            Some(left) => left.min(NOTHING),
+            None => NOTHING,
+        }))
     }
 
     /// Returns whether a node has had no session for so long that nobody waits there for its pending claims.
