@@ -10,7 +10,7 @@
 //! The intent is in etcd before the call is sent, and its revision is the call's epoch. A call without an answer may run on its host for
 //! a while. So the next call goes to the same host, which makes them one after the other, or to another one when the time for that is over.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -60,12 +60,20 @@ pub struct Driving {
     cluster: Arc<Cluster>,
     sessions: Arc<Sessions>,
     table: Mutex<HashMap<VolumeName, Place>>,
-    /// Nodes with a pending claim that have no session: since when, and when this server has looked last.
-    away: Mutex<HashMap<String, (Instant, Instant)>>,
+    /// Nodes with a pending claim, as this server has seen them.
+    away: Mutex<HashMap<String, Away>>,
     /// Has the volumes that rest looked at.
     looks: Notify,
     /// Whether this server stops: it makes no more calls.
     stops: AtomicBool,
+}
+
+/// A node with a pending claim.
+struct Away {
+    /// The first look without a session. `None`: it has one.
+    since: Option<Instant>,
+    /// The last look.
+    last: Instant,
 }
 
 enum Place {
@@ -163,6 +171,10 @@ impl Driving {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn away(&self) -> MutexGuard<'_, HashMap<String, Away>> {
+        self.away.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Acts for volumes until the task is aborted. `due` has those that somebody waits for.
     pub async fn run(self: Arc<Self>, mut due: mpsc::Receiver<VolumeName>) {
         let asked = async {
@@ -203,6 +215,10 @@ impl Driving {
                     let due: HashMap<&VolumeName, u64> =
                         due.map(|record| (&record.name, record.revision)).collect();
                     due.iter().for_each(|(name, revision)| self.begin(name, Some(*revision)));
+                    // A volume's task may wait for a call for longer than a look counts.
+                    let claims = records.iter().flat_map(|record| record.claims.iter());
+                    let pending = claims.filter(|claim| claim.state == ClaimState::Pending);
+                    self.look_for(pending.map(|claim| claim.node.as_str()).collect()).await;
                     let now = Instant::now();
                     let mut next = now + NOTHING;
                     self.table().retain(|name, place| match place {
@@ -390,18 +406,26 @@ impl Driving {
     /// Returns whether a node has had no session for so long that nobody waits there for its pending claims.
     async fn has_left(&self, node: &str) -> Result<bool> {
         let sessions = Rows::Sessions { node: node.to_owned() };
-        let is_there = !self.cluster.rows.list(&sessions, 1).await?.is_empty();
-        let mut away = self.away.lock().unwrap_or_else(PoisonError::into_inner);
-        if is_there {
-            away.remove(node);
-            return Ok(false);
-        }
-        // The node may have been there since an earlier look.
-        away.retain(|_, (_, last)| last.elapsed() < FORGOTTEN);
+        let is_there = self.sessions.has(node) || !self.cluster.rows.list(&sessions, 1).await?.is_empty();
         let now = Instant::now();
-        let (since, last) = away.entry(node.to_owned()).or_insert((now, now));
-        *last = now;
-        Ok(since.elapsed() >= AWAY)
+        let mut away = self.away();
+        // The node may have been there since an earlier look.
+        away.retain(|_, of| of.last.elapsed() < FORGOTTEN);
+        let of = away.entry(node.to_owned()).or_insert(Away { since: None, last: now });
+        of.last = now;
+        of.since = (!is_there).then(|| of.since.unwrap_or(now));
+        Ok(of.since.is_some_and(|since| since.elapsed() >= AWAY))
+    }
+
+    /// Looks whether these nodes have a session, unless it has just looked.
+    async fn look_for(&self, nodes: HashSet<&str>) {
+        for node in nodes {
+            let is_old = self.away().get(node).is_none_or(|of| of.last.elapsed() >= NOTHING);
+            if is_old && let Err(error) = self.has_left(node).await {
+                tracing::warn!(node, %error, "the sessions of a node with a pending claim cannot be read");
+                return;
+            }
+        }
     }
 
     /// Returns the host of the next call.
