@@ -50,6 +50,8 @@ const FORGOTTEN: Duration = Duration::from_secs(15);
 const STOP: Duration = Duration::from_millis(50);
 /// Volumes for which this server acts at the same time.
 const VOLUMES: usize = 1000;
+/// The pause before another try for a claim that was given up, as csid alone has it.
+const BLOCKED: Duration = Duration::from_secs(300);
 /// The limit of a pause in which a task keeps its place.
 const SHORT: Duration = Duration::from_secs(1);
 /// Tries of a change that others are faster with.
@@ -94,11 +96,12 @@ struct Memory {
     failed: HashMap<Wish, Failed>,
 }
 
-/// What a claim wants: its ID, and whether it ends. What it wants next has no failure yet.
+/// What a claim wants: its ID, whether it ends, and whether it was given up. What it wants next has no failure yet.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Wish {
     claim: String,
     is_releasing: bool,
+    is_blocked: bool,
 }
 
 /// A wish whose last call has failed.
@@ -134,7 +137,8 @@ impl Memory {
 
 impl Wish {
     fn of(claim: &Claim) -> Wish {
-        Wish { claim: claim.id.clone(), is_releasing: claim.releasing }
+        let is_blocked = claim.blocked.is_some();
+        Wish { claim: claim.id.clone(), is_releasing: claim.releasing, is_blocked }
     }
 }
 
@@ -340,6 +344,9 @@ impl Driving {
         let mut pause: Option<Duration> = None;
         for claim in due(&record) {
             let wish = Wish::of(claim);
+            if wish.is_blocked && !memory.failed.contains_key(&wish) {
+                memory.has_failed(wish.clone(), BLOCKED);
+            }
             if let Some(left) = memory.pause(&wish) {
                 // The others have their turn meanwhile.
                 pause = Some(pause.map_or(left, |pause| pause.min(left)));
@@ -367,6 +374,9 @@ impl Driving {
                         // Its node has the claim, and asks again for the attachment.
                         ClaimOutcome::Hopeless(_) | ClaimOutcome::NotSent(Some(_)) if is_taken => {
                             memory.has_failed(wish, NOTHING);
+                        }
+                        ClaimOutcome::Hopeless(_) | ClaimOutcome::NotSent(Some(_)) if wish.is_blocked => {
+                            memory.has_failed(wish, BLOCKED);
                         }
                         ClaimOutcome::Hopeless(_) | ClaimOutcome::NotSent(Some(_)) => {}
                         ClaimOutcome::Unknown | ClaimOutcome::Again | ClaimOutcome::NotSent(None) => {
@@ -595,12 +605,11 @@ fn due(record: &Record) -> impl Iterator<Item = &Claim> {
     let is_due = |claim: &&Claim| {
         let leg = record.attachment(&claim.node).map_or(Leg::Absent, |at| at.leg);
         let is_between = matches!(leg, Leg::Making | Leg::Removing);
-        claim.blocked.is_none()
-            && match (claim.state, claim.releasing) {
-                (ClaimState::Taken, true) => false,
-                (ClaimState::Taken, false) => is_between,
-                _ => true,
-            }
+        match (claim.state, claim.releasing) {
+            (ClaimState::Taken, true) => false,
+            (ClaimState::Taken, false) => is_between,
+            _ => true,
+        }
     };
     let all = move |releasing| {
         record.claims.iter().filter(is_due).filter(move |claim| claim.releasing == releasing)

@@ -388,7 +388,7 @@ pub fn step(volume: &Claims, event: ClaimEvent) -> Result<(Claims, ClaimNext), C
         }
         ClaimEvent::Detached { consumer } => {
             let claim = volume.claim_mut(&consumer)?;
-            claim.releasing = true;
+            (claim.releasing, claim.blocked) = (true, None);
             if claim.state == ClaimState::Taken {
                 claim.state = ClaimState::NodeDetached;
             }
