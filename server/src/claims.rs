@@ -28,6 +28,9 @@ const RELEASE: Duration = Duration::from_secs(60);
 /// The least time between two looks at a claim that is being released.
 const BETWEEN: Duration = Duration::from_millis(50);
 
+/// The least time between two looks whether another server has changed the record of a claim that waits.
+const ELSEWHERE: Duration = Duration::from_millis(150);
+
 /// How long a caller waits for a controller. A node gives a call up after 10 s.
 const ATTACH: Duration = Duration::from_secs(8);
 
@@ -41,6 +44,8 @@ enum Tried {
         id: String,
         /// The last failure.
         error: Option<String>,
+        /// The record's revision.
+        revision: u64,
     },
 }
 
@@ -60,37 +65,51 @@ impl Cluster {
     pub async fn claim(&self, caller: &Identity, ask: ClaimAsk, has_session: bool) -> Result<Granted> {
         let wanted = self.wanted(caller, ask, has_session)?;
         let deadline = Instant::now() + ATTACH;
-        let mut driven = self.subscribe_driven();
+        let mut driven = self.subscribe_driven(&wanted.name);
         // The name of the claim that waits for its controller.
         let mut waits: Option<String> = None;
         let mut tries = 0;
         while tries < TRIES {
             driven.borrow_and_update();
-            let (_, index) =
-                self.registry.records(RecordFilter { most: 1, ..RecordFilter::default() }).await?;
             match self.try_claim(&wanted, waits.as_deref()).await? {
                 Tried::Granted(granted) => return Ok(*granted),
                 Tried::Changed => tries += 1,
-                Tried::Waits { id, error } => {
+                Tried::Waits { id, error, revision } => {
                     waits = Some(id);
                     if Instant::now() >= deadline {
                         return Err(not_yet(&wanted, error));
                     }
                     self.wake(&wanted.name);
-                    // Another server may call the controller.
-                    let elsewhere = async {
-                        tokio::time::sleep(BETWEEN).await;
-                        let _ = self.registry.changed(index).await;
-                    };
                     tokio::select! {
                         _ = driven.changed() => {}
-                        () = elsewhere => {}
+                        // Another server may call the controller.
+                        changed = self.changed_elsewhere(&wanted.name, revision) => changed?,
                         () = tokio::time::sleep_until(deadline) => {}
                     }
                 }
             }
         }
         Err(busy(&wanted.name))
+    }
+
+    /// Waits until lists have another record under this name. Only the lists are read, and no etcd.
+    async fn changed_elsewhere(&self, name: &VolumeName, revision: u64) -> Result<()> {
+        let VolumeName { namespace, volume } = name.clone();
+        let filter = RecordFilter {
+            namespace: Some(namespace),
+            volume: Some(volume),
+            most: 1,
+            ..RecordFilter::default()
+        };
+        loop {
+            let (records, index) = self.registry.records(filter.clone()).await?;
+            let listed = records.first().map_or(0, |record| record.revision);
+            if index >= revision && listed != revision {
+                return Ok(());
+            }
+            tokio::time::sleep(ELSEWHERE).await;
+            self.registry.changed(index).await?;
+        }
     }
 
     /// Checks a call, and makes the claim that it asks for.
@@ -213,7 +232,9 @@ impl Cluster {
         };
         let Some(after) = after else { return Ok(Tried::Changed) };
         match after.claim_at(&claim.consumer, node) {
-            Some(of) if is_due => Ok(Tried::Waits { id: of.id.clone(), error: of.error.clone() }),
+            Some(of) if is_due => {
+                Ok(Tried::Waits { id: of.id.clone(), error: of.error.clone(), revision: after.revision })
+            }
             _ => granted(&after, caller, claim).map(|granted| Tried::Granted(Box::new(granted))),
         }
     }

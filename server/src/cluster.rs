@@ -35,8 +35,8 @@ pub struct Cluster {
     others: Mutex<HashMap<String, Instant>>,
     /// Volumes that may need a controller's call.
     due: mpsc::Sender<VolumeName>,
-    /// Changes when a claim may have been granted or ended by a controller's call.
-    driven: watch::Sender<u64>,
+    /// Volumes whose claims wait for a controller's call. Each changes when a call may have granted or ended one.
+    driven: Mutex<HashMap<VolumeName, watch::Sender<u64>>>,
     /// Why claims were rolled back, by their names.
     failures: Mutex<HashMap<String, (Error, Instant)>>,
 }
@@ -78,7 +78,7 @@ impl Cluster {
     ) -> Self {
         let rows = registry.rows();
         let (known, writing, others, failures) = Default::default();
-        let driven = watch::Sender::new(0);
+        let driven = Mutex::default();
         Cluster {
             config,
             registry,
@@ -99,13 +99,20 @@ impl Cluster {
         let _ = self.due.try_send(name.clone());
     }
 
-    /// Says that a controller's call has changed a record.
-    pub fn was_driven(&self) {
-        self.driven.send_modify(|count| *count += 1);
+    /// Says that a controller's call has changed a volume's record.
+    pub fn was_driven(&self, name: &VolumeName) {
+        let mut driven = self.driven.lock().unwrap_or_else(PoisonError::into_inner);
+        driven.retain(|_, sender| sender.receiver_count() > 0);
+        if let Some(sender) = driven.get(name) {
+            sender.send_modify(|count| *count += 1);
+        }
     }
 
-    pub fn subscribe_driven(&self) -> watch::Receiver<u64> {
-        self.driven.subscribe()
+    /// Returns what changes when a controller's call has changed a volume's record.
+    pub fn subscribe_driven(&self, name: &VolumeName) -> watch::Receiver<u64> {
+        let mut driven = self.driven.lock().unwrap_or_else(PoisonError::into_inner);
+        driven.retain(|_, sender| sender.receiver_count() > 0);
+        driven.entry(name.clone()).or_insert_with(|| watch::Sender::new(0)).subscribe()
     }
 
     fn failures(&self) -> MutexGuard<'_, HashMap<String, (Error, Instant)>> {

@@ -387,7 +387,7 @@ impl Driving {
                 }
                 _ if after != record => {
                     self.cluster.swap(&record, after, guards).await?;
-                    self.cluster.was_driven();
+                    self.cluster.was_driven(&record.name);
                     return Ok(Turn::Again);
                 }
                 _ => {}
@@ -537,7 +537,7 @@ impl Driving {
             ClaimOutcome::Done | ClaimOutcome::Hopeless(_) => None,
         };
         self.finish(&record.name, &ready, &ended, unanswered).await?;
-        self.cluster.was_driven();
+        self.cluster.was_driven(&record.name);
         let claim = after.claim_at(&ready.effect.consumer, &ready.effect.node);
         let is_taken = claim.is_some_and(|claim| claim.state == ClaimState::Taken);
         Ok(Some((ended.outcome, is_taken)))
