@@ -147,6 +147,48 @@ async fn attach_that_was_never_made_is_dropped() {
     assert!(row(&site, "vol/default/data/at/").await.is_empty());
 }
 
+/// A call to a dead node takes long, and the node is looked at meanwhile.
+#[tokio::test]
+async fn long_calls_do_not_keep_a_lost_nodes_claim() {
+    let site = Site::start(1).await;
+    site.register("data", "single-node-writer").await;
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    let (n1, one) = user(&site, "n1", 0).await;
+    let claim = claiming(&n1, 0, "data");
+    let mut call = controller.called().await;
+    claim.abort();
+    drop(one);
+    let begun = Instant::now();
+    while is_publish(&call) {
+        assert!(begun.elapsed() < Duration::from_secs(100), "the claim goes on");
+        tokio::time::sleep(Duration::from_secs(17)).await;
+        controller.end(&call, failed(CallClass::Again)).await;
+        call = controller.called().await;
+    }
+    assert!(begun.elapsed() > Duration::from_secs(59), "it ended after {:?}", begun.elapsed());
+    controller.end(&call, attached("")).await;
+    free(&site).await;
+}
+
+/// A server that has nothing to do sees what another one writes.
+#[tokio::test]
+async fn detached_at_another_server_is_seen_at_once() {
+    let site = Site::start(2).await;
+    site.register("data", "single-node-writer").await;
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    let (n1, _one) = user(&site, "n1", 1).await;
+    let claim = claiming(&n1, 1, "data");
+    controller.publish().await;
+    let granted = claim.await.unwrap().unwrap();
+    // The volume rests for 5 s at the server that has the controller.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    n1.detached(1, "data", &granted.claim).await.unwrap();
+    let undo = controller.called_within(Duration::from_secs(4)).await;
+    assert!(!is_publish(&undo), "{undo:?}");
+    controller.end(&undo, attached("")).await;
+    free(&site).await;
+}
+
 /// Each claim of the volume has its turn.
 #[tokio::test]
 async fn call_that_fails_for_ever_holds_up_no_other() {

@@ -604,6 +604,17 @@ fn detached_claim_waits_for_others_of_its_node() {
     assert_eq!((held.claims[0].state, held.leg("n1")), (ClaimState::NodeDetached, Leg::Removing));
 }
 
+#[test]
+fn detached_claim_is_blocked_no_more() {
+    let mut blocked = claim("a", "n1", Write, SingleNodeWriter);
+    blocked.blocked = Some(Blocked { reason: "no credential".into() });
+    let mut held = Claims { attaches: Some(true), ..in_cluster("n1", &[blocked]) };
+    held.attachments.push(Attachment::new("n1", Leg::Removing));
+    let (held, next) = step(&held, ClaimEvent::Detached { consumer: "a".into() }).unwrap();
+    assert!(matches!(next, ClaimNext::Run(ClaimEffect { action: ClaimAction::Detach, .. })), "{next:?}");
+    assert_eq!(held.claims[0].blocked, None);
+}
+
 /// A server writes the attachment with the claim, and calls later.
 #[test]
 fn attachment_without_a_call_is_dropped() {
