@@ -29,14 +29,13 @@ use crate::cluster::{Cluster, meta_guard, node_guard};
 use crate::controllers::plugin_guard;
 use crate::failure::Result;
 use crate::forward::{Ended, Ready, START, read};
+use crate::pace::{Awaited, Calls, Memory, Wish};
 use crate::records::{Around, stepped};
 use crate::rows::NodeState;
 use crate::sessions::Sessions;
 
 /// How much longer than that and than the plugin's time a server waits for the answer.
 const LATER: Duration = Duration::from_secs(5);
-/// The first and the longest pause between two tries.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 /// The least time between two looks for volumes whose controllers have to be called.
 const LOOK: Duration = Duration::from_millis(300);
 /// How long a volume is left alone for which nothing can be done here, and for which another server acts.
@@ -64,6 +63,7 @@ pub struct Driving {
     table: Mutex<HashMap<VolumeName, Place>>,
     /// Nodes with a pending claim, as this server has seen them.
     away: Mutex<HashMap<String, Away>>,
+    calls: Calls,
     /// Has the volumes that rest looked at.
     looks: Notify,
     /// Whether this server stops: it makes no more calls.
@@ -83,63 +83,6 @@ enum Place {
     Runs { again: bool },
     /// Nothing can be done here before this time, unless the record changes or somebody says otherwise.
     Rests(Instant, Memory),
-}
-
-/// What this server remembers of a volume between its turns.
-#[derive(Default)]
-struct Memory {
-    /// The revision of the record at the last turn. A later one has something new.
-    seen: u64,
-    /// The call without an answer whose time this server waits for.
-    awaited: Option<Awaited>,
-    /// Claims whose last call has failed.
-    failed: HashMap<Wish, Failed>,
-}
-
-/// What a claim wants: its ID, whether it ends, and whether it was given up. What it wants next has no failure yet.
-#[derive(Clone, PartialEq, Eq, Hash)]
-struct Wish {
-    claim: String,
-    is_releasing: bool,
-    is_blocked: bool,
-}
-
-/// A wish whose last call has failed.
-struct Failed {
-    tries: u32,
-    /// The time of the next try.
-    next: Instant,
-}
-
-/// A call without an answer. Its host was not there when this server saw it first.
-struct Awaited {
-    host: String,
-    call: String,
-    since: Instant,
-}
-
-impl Memory {
-    /// Returns how long a claim is left alone, because its last call has failed. `None`: it is not.
-    fn pause(&self, wish: &Wish) -> Option<Duration> {
-        let left = self.failed.get(wish)?.next.saturating_duration_since(Instant::now());
-        (!left.is_zero()).then_some(left)
-    }
-
-    /// Leaves a claim alone for a while that grows with each failure. `least`: at least for so long.
-    fn has_failed(&mut self, wish: Wish, least: Duration) {
-        let (first, longest) = PAUSE;
-        let failed = self.failed.entry(wish).or_insert(Failed { tries: 0, next: Instant::now() });
-        let pause = first.saturating_mul(2_u32.saturating_pow(failed.tries)).min(longest);
-        failed.tries = failed.tries.saturating_add(1);
-        failed.next = Instant::now() + pause.max(least);
-    }
-}
-
-impl Wish {
-    fn of(claim: &Claim) -> Wish {
-        let is_blocked = claim.blocked.is_some();
-        Wish { claim: claim.id.clone(), is_releasing: claim.releasing, is_blocked }
-    }
 }
 
 /// The host of a volume's next call.
@@ -166,6 +109,7 @@ impl Driving {
             sessions,
             table: Mutex::default(),
             away: Mutex::default(),
+            calls: Calls::default(),
             looks: Notify::new(),
             stops: AtomicBool::new(false),
         }
@@ -363,6 +307,10 @@ impl Driving {
                 (ClaimNext::Run(effect), _) if effect.action == ClaimAction::NodeDetach => {}
                 (ClaimNext::Run(_), None) => is_waiting = true,
                 (ClaimNext::Run(effect), Some(host)) => {
+                    let Some(_calling) = self.calls.begin(&record.volume.plugin) else {
+                        pause = Some(pause.map_or(SHORT, |pause| pause.min(SHORT)));
+                        continue;
+                    };
                     let boot = around.claims(&record, &claim.node).boot;
                     let (outcome, is_taken) =
                         match self.call(&record, after, effect, host, boot, guards).await? {

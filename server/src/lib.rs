@@ -26,6 +26,7 @@ mod grants;
 mod join;
 mod listen;
 mod nodes;
+mod pace;
 mod presence;
 mod program;
 mod records;
