@@ -36,6 +36,8 @@ use crate::sessions::Sessions;
 
 /// How much longer than that and than the plugin's time a server waits for the answer.
 const LATER: Duration = Duration::from_secs(5);
+/// How old an intent may be when its call is sent. A lease is over later.
+const FRESH: Duration = Duration::from_secs(5);
 /// The least time between two looks for volumes whose controllers have to be called.
 const LOOK: Duration = Duration::from_millis(300);
 /// How long a volume is left alone for which nothing can be done here, and for which another server acts.
@@ -467,10 +469,11 @@ impl Driving {
                 consumer: ready.effect.consumer.clone(),
             }),
         });
+        let begun = Instant::now();
         let Some(after) = self.cluster.swap(record, after, guards).await? else { return Ok(None) };
         ready.message.epoch = after.revision;
-        // A server that has stood still since then sends nothing.
-        let ended = match self.cluster.presence.here()? == here {
+        // A server that has stood still since then sends nothing. It may not know yet that its lease is over.
+        let ended = match self.cluster.presence.here()? == here && begun.elapsed() < FRESH {
             true => self.send(&ready).await,
             false => Ended::lost(host),
         };
