@@ -25,10 +25,7 @@ const TRIES: usize = 64;
 /// How long a caller waits for a release at most.
 const RELEASE: Duration = Duration::from_secs(60);
 
-/// The least time between two looks at a claim that is being released.
-const BETWEEN: Duration = Duration::from_millis(50);
-
-/// The least time between two looks whether another server has changed the record of a claim that waits.
+/// The least time between two looks whether the record of a claim that somebody waits for has changed.
 const ELSEWHERE: Duration = Duration::from_millis(150);
 
 /// How long a caller waits for a controller. A node gives a call up after 10 s.
@@ -362,16 +359,12 @@ impl Cluster {
         let deadline = Instant::now() + limit;
         let Some(id) = self.begin_release(caller, &name, &ask).await? else { return Ok(Done {}) };
         loop {
-            let (_, index) =
-                self.registry.records(RecordFilter { most: 1, ..RecordFilter::default() }).await?;
             let record = self.registry.record(name.clone()).await?;
             if record.claim_at(&ask.consumer, &ask.node).is_none_or(|claim| claim.id != id) {
                 return Ok(Done {});
             }
-            // The list may be behind the record, which costs a turn. Other volumes change, too.
-            tokio::time::sleep(BETWEEN.min(deadline.duration_since(Instant::now()))).await;
-            let changed = tokio::time::timeout_at(deadline, self.registry.changed(index)).await;
-            if let Err(_elapsed) = changed {
+            let changed = self.changed_elsewhere(&name, record.revision);
+            let Ok(changed) = tokio::time::timeout_at(deadline, changed).await else {
                 let holder = format!("{}/{}", ask.node, ask.consumer);
                 let text =
                     format!("{name}: node {} has not released the claim of {} yet", ask.node, ask.consumer);
@@ -382,7 +375,8 @@ impl Cluster {
                         details.step = Some(Step::Release);
                     })
                     .into());
-            }
+            };
+            changed?;
         }
     }
 
