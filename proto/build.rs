@@ -109,7 +109,12 @@ fn hidden(pool: &DescriptorPool, field: &FieldDescriptor) -> bool {
     secret.is_some_and(|option| *field.options().get_extension(&option) == Value::Bool(true))
         || matches!(
             field.name(),
-            "mount_flags" | "volume_context" | "publish_context" | "parameters" | "mutable_parameters"
+            "mount_flags"
+                | "volume_context"
+                | "publish_context"
+                | "parameters"
+                | "mutable_parameters"
+                | "hide"
         )
 }
 

@@ -107,7 +107,8 @@ impl Change {
             let external_id =
                 (!after.volume.handle.is_creating()).then(|| after.volume.handle.text().into_owned());
             let volume = (after.volume.plugin.clone(), external_id);
-            parts.put(&Part::Head, &Head { volume, past_number, change: id.clone() }, limits::HEAD)?;
+            let head = Head { volume, past_number, driver: after.driver.clone(), change: id.clone() };
+            parts.put(&Part::Head, &head, limits::HEAD)?;
         }
         for guard in guards {
             txn.compare.push(guard.compare(keys));

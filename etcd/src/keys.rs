@@ -24,6 +24,8 @@ pub enum RowKey {
     /// A server that runs, by its ID.
     Server(String),
     Node(String),
+    /// A plugin that has a controller on some node.
+    Plugin(String),
     /// A node's session with a server.
     Session {
         node: String,
@@ -81,6 +83,7 @@ impl Keys {
             RowKey::Meta => "meta".to_owned(),
             RowKey::Server(id) => format!("server/{}", segment(id)),
             RowKey::Node(node) => format!("node/{}", segment(node)),
+            RowKey::Plugin(plugin) => format!("plugin/{}", segment(plugin)),
             RowKey::Session { node, server } => format!("session/{}/{}", segment(node), segment(server)),
         };
         format!("{}{below}", self.root).into_bytes()
@@ -115,6 +118,7 @@ impl Keys {
             ("meta", None, None) => Some(RowKey::Meta),
             ("server", Some(id), None) => Some(RowKey::Server(text(id)?)),
             ("node", Some(node), None) => Some(RowKey::Node(text(node)?)),
+            ("plugin", Some(plugin), None) => Some(RowKey::Plugin(text(plugin)?)),
             ("session", Some(node), Some(server)) => {
                 Some(RowKey::Session { node: text(node)?, server: text(server)? })
             }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use csid::store::registry::{Attachment, Claim, Record, Registration, VolumeName};
+use csid::store::registry::{Attachment, Claim, Driver, Record, Registration, VolumeName};
 use csid::store::rows::VolumeKey;
 use csid::store::volume_handle::VolumeHandle;
 use serde::de::DeserializeOwned;
@@ -22,6 +22,9 @@ pub(crate) struct Head {
     /// The number of the newest past claim; 0: there is none.
     #[serde(default)]
     pub past_number: u64,
+    /// The server that calls a controller for the volume. `None`: none does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub driver: Option<Driver>,
     /// The random name of the change that wrote this.
     #[serde(default)]
     pub change: String,
@@ -87,7 +90,9 @@ impl Stored {
         let revision = u64::try_from(kv.mod_revision).unwrap_or(0);
         match part {
             Part::Head => {
-                self.head = Some(self.value(part, kv)?);
+                let head: Head = self.value(part, kv)?;
+                self.record.driver.clone_from(&head.driver);
+                self.head = Some(head);
                 self.record.revision = revision;
             }
             Part::Registration => self.record.registration = Some(self.value(part, kv)?),
@@ -125,6 +130,7 @@ impl Stored {
         match part {
             Part::Head => {
                 self.head = None;
+                self.record.driver = None;
                 self.record.revision = 0;
             }
             Part::Registration => self.record.registration = None,

@@ -6,17 +6,17 @@ use csi_proto::cluster::v1::{Accepted, ClaimAsk, ClaimChanged, Done, Granted, Ow
 use csi_proto::identity::{Identity, Role, is_member_name};
 use csid::error::{Obstacle, Step, shortened};
 use csid::random;
-use csid::store::Durability;
-use csid::store::registry::{Claim, ClaimState, Conflict, Record, Registry, RegistryError, Swap, VolumeName};
-use csid::volume::rules::{self, ClaimEvent, ClaimNext, Claims, check_name};
+use csid::store::registry::{Claim, ClaimState, Record, Registry, VolumeName};
+use csid::volume::rules::{self, ClaimEvent, ClaimNext, check_name};
 use csid::{Error, Kind};
-use csid_etcd::{Guard, RowKey, Swapped};
 use tokio::time::Instant;
 
 use crate::cluster::{Cluster, is_in_state, meta_guard, node_guard, not_joined};
+use crate::controllers::plugin_guard;
 use crate::failure::{Result, ServerError};
 use crate::grants::May;
-use crate::rows::{NodeRow, NodeState, Read};
+use crate::records::{Around, stepped};
+use crate::rows::{NodeRow, NodeState, PluginRow, Read};
 use crate::time::now_usec;
 use crate::view;
 
@@ -25,8 +25,26 @@ const TRIES: usize = 64;
 /// How long a caller waits for a release at most.
 const RELEASE: Duration = Duration::from_secs(60);
 
-/// The least time between two looks at a claim that is being released.
-const BETWEEN: Duration = Duration::from_millis(50);
+/// The least time between two looks whether the record of a claim that somebody waits for has changed.
+const ELSEWHERE: Duration = Duration::from_millis(150);
+
+/// How long a caller waits for a controller. A node gives a call up after 10 s.
+const ATTACH: Duration = Duration::from_secs(8);
+
+/// What became of a try to take a claim.
+enum Tried {
+    Granted(Box<Granted>),
+    /// The record or a row has changed since it was read.
+    Changed,
+    /// The claim is written. It waits for its controller.
+    Waits {
+        id: String,
+        /// The last failure.
+        error: Option<String>,
+        /// The record's revision.
+        revision: u64,
+    },
+}
 
 /// The claim that a call asks for.
 struct Wanted<'a> {
@@ -39,15 +57,56 @@ struct Wanted<'a> {
 }
 
 impl Cluster {
-    /// Takes a claim, or finds it taken. `has_session`: the calling node has a session with this server.
+    /// Takes a claim, or finds it taken. `has_session`: the calling node has a session with this server. Where the plugin attaches, the
+    /// caller waits for the controller's answer. When that takes too long the claim goes on, and the same call finds it.
     pub async fn claim(&self, caller: &Identity, ask: ClaimAsk, has_session: bool) -> Result<Granted> {
         let wanted = self.wanted(caller, ask, has_session)?;
-        for _ in 0..TRIES {
-            if let Some(granted) = self.try_claim(&wanted).await? {
-                return Ok(granted);
+        let deadline = Instant::now() + ATTACH;
+        let mut driven = self.subscribe_driven(&wanted.name);
+        // The name of the claim that waits for its controller.
+        let mut waits: Option<String> = None;
+        let mut tries = 0;
+        while tries < TRIES {
+            driven.borrow_and_update();
+            match self.try_claim(&wanted, waits.as_deref()).await? {
+                Tried::Granted(granted) => return Ok(*granted),
+                Tried::Changed => tries += 1,
+                Tried::Waits { id, error, revision } => {
+                    waits = Some(id);
+                    if Instant::now() >= deadline {
+                        return Err(not_yet(&wanted, error));
+                    }
+                    self.wake(&wanted.name);
+                    tokio::select! {
+                        _ = driven.changed() => {}
+                        // Another server may call the controller.
+                        changed = self.changed_elsewhere(&wanted.name, revision) => changed?,
+                        () = tokio::time::sleep_until(deadline) => {}
+                    }
+                }
             }
         }
         Err(busy(&wanted.name))
+    }
+
+    /// Waits until lists have another record under this name. Only the lists are read, and no etcd.
+    async fn changed_elsewhere(&self, name: &VolumeName, revision: u64) -> Result<()> {
+        let VolumeName { namespace, volume } = name.clone();
+        let filter = RecordFilter {
+            namespace: Some(namespace),
+            volume: Some(volume),
+            most: 1,
+            ..RecordFilter::default()
+        };
+        loop {
+            let (records, index) = self.registry.records(filter.clone()).await?;
+            let listed = records.first().map_or(0, |record| record.revision);
+            if index >= revision && listed != revision {
+                return Ok(());
+            }
+            tokio::time::sleep(ELSEWHERE).await;
+            self.registry.changed(index).await?;
+        }
     }
 
     /// Checks a call, and makes the claim that it asks for.
@@ -95,8 +154,8 @@ impl Cluster {
         }
     }
 
-    /// Returns `None` if the record or a row has changed since it was read.
-    async fn try_claim(&self, wanted: &Wanted<'_>) -> Result<Option<Granted>> {
+    /// Tries to take a claim once. `waits`: the name of the claim if an earlier try has written it.
+    async fn try_claim(&self, wanted: &Wanted<'_>, waits: Option<&str>) -> Result<Tried> {
         let Wanted { caller, name, node, boot, claim } = wanted;
         let here = self.presence.here()?;
         let meta = self.normal().await?;
@@ -107,14 +166,17 @@ impl Cluster {
         if row.value.state != NodeState::Ready {
             return self.refuse_state(node).await;
         }
-        let mut guards = vec![meta_guard(&meta), node_guard(node, &row), here.guard()];
+        let plugin = &record.volume.plugin;
+        let around = Around { node: Some(row.clone()), plugin: self.plugin(plugin).await? };
+        let of_plugin = plugin_guard(plugin, around.plugin.as_ref());
+        let mut guards = vec![meta_guard(&meta), node_guard(node, &row), of_plugin, here.guard()];
         if caller.role == Role::Node {
             let own = match caller.name == *node {
                 true => row.clone(),
                 false => self.node(&caller.name).await?.ok_or_else(|| not_joined(&caller.name))?,
             };
             if !self.is_of_boot(&caller.name, &own, boot).await? {
-                return Ok(None);
+                return Ok(Tried::Changed);
             }
             // The session of a node that claims for another one may not have ended yet.
             if matches!(own.value.state, NodeState::Blocked | NodeState::Fenced) {
@@ -124,46 +186,89 @@ impl Cluster {
                 guards.push(node_guard(&caller.name, &own));
             }
         }
-        let claims = claims(&record, node, Some(&row.value));
+        let present = record.claim_at(&claim.consumer, node);
+        if let Some(error) = self.rolled_back(wanted, present, waits) {
+            return Err(error);
+        }
+        let claims = around.claims(&record, node);
         let (after, next) = rules::step(&claims, ClaimEvent::Claim(claim.clone()))
             .map_err(|refusal| rules::refused(refusal, name, &claim.consumer))?;
-        if next != ClaimNext::Taken && self.has_changed(node, &row).await? {
-            // Another server may have written what the node reports of the plugin.
-            return Ok(None);
+        let is_old = next != ClaimNext::Taken
+            && (self.has_changed(node, &row).await? || self.has_changed_plugin(plugin, &around).await?);
+        if is_old {
+            // Another server may have written what nodes report of the plugin.
+            return Ok(Tried::Changed);
         }
-        match next {
-            ClaimNext::Taken => {}
-            ClaimNext::Unseen if claims.attaches.is_none() => {
-                return Err(unseen(node, &record.volume.plugin));
-            }
-            _ => {
-                let plugin = &record.volume.plugin;
-                let text = format!("{name}: plugin {plugin} attaches volumes, and servers cannot attach yet");
+        let is_due = match next {
+            ClaimNext::Taken => false,
+            ClaimNext::Unseen if claims.attaches.is_none() => return Err(unseen(node, plugin)),
+            _ if !around.has_controllers() => {
+                let text = format!(
+                    "{name}: plugin {plugin} attaches volumes, and no node with the grant controller:{plugin} has reported a \
+                     controller that does"
+                );
                 return Err(Error::new(Kind::NotSupported, text).into());
             }
-        }
-        let after = Record { claims: after.claims, attachments: after.attachments, ..record.clone() };
-        if after == record {
-            // Nothing is written. The rows are compared all the same: a fence or a recovery may have come since they were read.
-            return match self.hold(&guards).await? {
-                true => granted(&record, caller, claim).map(Some),
-                false => Ok(None),
-            };
-        }
-        let _place = match record.claim_at(&claim.consumer, node) {
-            None => Some(self.place(node).await?),
-            Some(_) => None,
+            ClaimNext::Unseen => return Err(no_node_id(node, &record, &around)),
+            _ => true,
         };
-        match self.swap(&record, after, guards).await? {
-            Some(after) => granted(&after, caller, claim).map(Some),
-            None => Ok(None),
+        let mut after = stepped(&record, after);
+        if let ClaimNext::Run(effect) = &next {
+            rules::enter_attach_secrets(&mut after, effect, false);
+        }
+        let after = match after == record {
+            // Nothing is written. The rows are compared all the same: a fence or a recovery may have come since they were read.
+            true => self.hold(&guards).await?.then_some(after),
+            false => {
+                let _place = match present {
+                    None => Some(self.place(node).await?),
+                    Some(_) => None,
+                };
+                self.swap(&record, after, guards).await?
+            }
+        };
+        let Some(after) = after else { return Ok(Tried::Changed) };
+        match after.claim_at(&claim.consumer, node) {
+            Some(of) if is_due => {
+                Ok(Tried::Waits { id: of.id.clone(), error: of.error.clone(), revision: after.revision })
+            }
+            _ => granted(&after, caller, claim).map(|granted| Tried::Granted(Box::new(granted))),
         }
     }
 
+    /// Returns why the claim of a call was rolled back: its volume was not attached. `None`: it was not, or it is another call's.
+    fn rolled_back(
+        &self,
+        wanted: &Wanted<'_>,
+        present: Option<&Claim>,
+        waits: Option<&str>,
+    ) -> Option<ServerError> {
+        let (id, error) = match (present, waits) {
+            (Some(claim), _) if claim.call == wanted.claim.call && claim.releasing && !claim.kept => {
+                (claim.id.as_str(), claim.error.clone())
+            }
+            (Some(claim), Some(id)) if claim.id != id => (id, None),
+            (None, Some(id)) => (id, None),
+            _ => return None,
+        };
+        Some(self.failure(id).map(ServerError::from).unwrap_or_else(|| {
+            let why = error.unwrap_or_else(|| "it was released meanwhile".to_owned());
+            let Wanted { name, claim, .. } = wanted;
+            let text = format!("{name}: the claim of {} was rolled back: {why}", claim.consumer);
+            Error::new(Kind::PluginError, text).with(|details| details.step = Some(Step::Attach)).into()
+        }))
+    }
+
+    /// Returns whether a plugin's row has changed since it was read.
+    async fn has_changed_plugin(&self, plugin: &str, around: &Around) -> Result<bool> {
+        let revision = |row: &Option<Read<PluginRow>>| row.as_ref().map(|row| row.revision);
+        Ok(revision(&self.plugin_now(plugin).await?) != revision(&around.plugin))
+    }
+
     /// Refuses a node by its row, unless the row has changed.
-    async fn refuse_state(&self, node: &str) -> Result<Option<Granted>> {
+    async fn refuse_state(&self, node: &str) -> Result<Tried> {
         match self.node_now(node).await? {
-            Some(row) if row.value.state == NodeState::Ready => Ok(None),
+            Some(row) if row.value.state == NodeState::Ready => Ok(Tried::Changed),
             Some(row) => Err(is_in_state(node, row.value.state)),
             None => Err(not_joined(node)),
         }
@@ -221,11 +326,14 @@ impl Cluster {
                 return Ok(Accepted {});
             }
             let event = ClaimEvent::Detached { consumer: owed.consumer.clone() };
-            let stepped = rules::step(&claims(&record, node, Some(&row.value)), event);
-            let (after, _) = stepped.map_err(|refusal| rules::refused(refusal, &name, &owed.consumer))?;
-            let after = Record { claims: after.claims, attachments: after.attachments, ..record.clone() };
-            let guards = vec![meta_guard(&meta), node_guard(node, &row), here.guard()];
-            if self.swap(&record, after, guards).await?.is_some() {
+            let plugin = &record.volume.plugin;
+            let around = Around { node: Some(row.clone()), plugin: self.plugin(plugin).await? };
+            let after = rules::step(&around.claims(&record, node), event);
+            let (after, _) = after.map_err(|refusal| rules::refused(refusal, &name, &owed.consumer))?;
+            let of_plugin = plugin_guard(plugin, around.plugin.as_ref());
+            let guards = vec![meta_guard(&meta), node_guard(node, &row), of_plugin, here.guard()];
+            if self.swap(&record, stepped(&record, after), guards).await?.is_some() {
+                self.wake(&name);
                 return Ok(Accepted {});
             }
         }
@@ -251,15 +359,12 @@ impl Cluster {
         let deadline = Instant::now() + limit;
         let Some(id) = self.begin_release(caller, &name, &ask).await? else { return Ok(Done {}) };
         loop {
-            let index = self.registry.index().await?;
             let record = self.registry.record(name.clone()).await?;
             if record.claim_at(&ask.consumer, &ask.node).is_none_or(|claim| claim.id != id) {
                 return Ok(Done {});
             }
-            // The list may be behind the record, which costs a turn. Other volumes change, too.
-            tokio::time::sleep(BETWEEN.min(deadline.duration_since(Instant::now()))).await;
-            let changed = tokio::time::timeout_at(deadline, self.registry.changed(index)).await;
-            if let Err(_elapsed) = changed {
+            let changed = self.changed_elsewhere(&name, record.revision);
+            let Ok(changed) = tokio::time::timeout_at(deadline, changed).await else {
                 let holder = format!("{}/{}", ask.node, ask.consumer);
                 let text =
                     format!("{name}: node {} has not released the claim of {} yet", ask.node, ask.consumer);
@@ -270,7 +375,8 @@ impl Cluster {
                         details.step = Some(Step::Release);
                     })
                     .into());
-            }
+            };
+            changed?;
         }
     }
 
@@ -290,18 +396,36 @@ impl Cluster {
             let Some(claim) = record.claim_at(&ask.consumer, &ask.node) else { return Ok(None) };
             let id = claim.id.clone();
             let consumer = ask.consumer.clone();
+            let is_attached = record.attachment(&ask.node).is_some();
             let event = match ask.force {
+                // The operator's word stands for the node's. The controller detaches the volume before another node gets it.
+                true if is_attached => ClaimEvent::Detached { consumer },
                 true => ClaimEvent::Forget { consumer },
                 false => ClaimEvent::Release { consumer },
             };
-            let row = self.node(&ask.node).await?;
-            let stepped = rules::step(&claims(&record, &ask.node, row.as_ref().map(|row| &row.value)), event);
-            let (after, _) = stepped.map_err(|refusal| rules::refused(refusal, name, &ask.consumer))?;
-            let after = Record { claims: after.claims, attachments: after.attachments, ..record.clone() };
+            let around = self.around(&record, &ask.node).await?;
+            guards.push(plugin_guard(&record.volume.plugin, around.plugin.as_ref()));
+            let mut claims = around.claims(&record, &ask.node);
+            let mut refused = Ok(());
+            // What was given up is tried again.
+            for event in claim
+                .blocked
+                .iter()
+                .map(|_| ClaimEvent::Continue { consumer: ask.consumer.clone() })
+                .chain([event])
+            {
+                match rules::step(&claims, event) {
+                    Ok((after, _)) => claims = after,
+                    Err(refusal) => refused = Err(rules::refused(refusal, name, &ask.consumer)),
+                }
+            }
+            refused?;
+            let after = stepped(&record, claims);
             if after == record || self.swap(&record, after, guards).await?.is_some() {
                 if ask.force {
                     tracing::warn!(%caller, volume = %name, node = ask.node, consumer = ask.consumer, "a claim was ended by force");
                 }
+                self.wake(name);
                 return Ok(Some(id));
             }
         }
@@ -327,54 +451,46 @@ impl Cluster {
         }
         Ok((due, index))
     }
-
-    /// Writes a record. `None`: it or a guarded row has changed since it was read.
-    pub(crate) async fn swap(
-        &self,
-        before: &Record,
-        after: Record,
-        guards: Vec<Guard>,
-    ) -> Result<Option<Record>, RegistryError> {
-        let past = rules::past(before, &after);
-        let swap = Swap { before: before.clone(), after: after.clone(), past, durability: Durability::Disk };
-        match self.registry.swap_guarded(swap, guards).await {
-            Ok(Swapped::Done(revision)) => Ok(Some(Record { revision, ..after })),
-            Ok(Swapped::Refused(RowKey::Server(_))) => {
-                Err(RegistryError::Unreachable("this server's row in etcd is gone".into()))
-            }
-            Ok(Swapped::Refused(key)) => {
-                self.forget(&key);
-                Ok(None)
-            }
-            Err(RegistryError::Conflict(Conflict::Stale)) => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-}
-
-/// Returns a record as the rules take it, for an event of this node.
-fn claims(record: &Record, node: &str, row: Option<&NodeRow>) -> Claims {
-    let registration = record.registration.as_ref();
-    Claims {
-        attaches: row
-            .and_then(|row| row.plugins.get(&record.volume.plugin))
-            .and_then(|plugin| plugin.attaches),
-        node_id: None,
-        capabilities: registration.map(|of| of.spec.capabilities.clone()).unwrap_or_default(),
-        claims: record.claims.clone(),
-        ahead: Vec::new(),
-        attachments: record.attachments.clone(),
-        node: Some(node.to_owned()),
-        cluster: None,
-        boot: row.map(|row| row.boot.clone()).unwrap_or_default(),
-    }
 }
 
 fn granted(record: &Record, caller: &Identity, wanted: &Claim) -> Result<Granted> {
     let claim = record.claim_at(&wanted.consumer, &wanted.node);
     let claim = claim.ok_or_else(|| Error::internal("a claim was granted without a claim"))?;
     let volume = Some(view::row(record, caller));
-    Ok(Granted { claim: claim.id.clone(), volume, revision: record.revision })
+    let attached = record.attachment(&wanted.node);
+    // The context may contain a secret, so it is for the claim's node alone.
+    let is_own = caller.role == Role::Node && caller.name == wanted.node;
+    let publish_context = attached.filter(|_| is_own).map(|at| at.publish_context.clone());
+    Ok(Granted {
+        claim: claim.id.clone(),
+        volume,
+        publish_context: publish_context.unwrap_or_default(),
+        external_node_id: attached.and_then(|at| at.node_id.clone()).unwrap_or_default(),
+        revision: record.revision,
+    })
+}
+
+/// Returns the error of a claim that waits for its controller longer than its caller may. The claim goes on.
+fn not_yet(wanted: &Wanted<'_>, last: Option<String>) -> ServerError {
+    let Wanted { name, claim, .. } = wanted;
+    let last = last.map(|error| format!("; the last try: {error}")).unwrap_or_default();
+    let text = format!("{name} is not attached yet for {}{last}", claim.consumer);
+    Error::new(Kind::TimedOut, text).with(|details| details.step = Some(Step::Attach)).into()
+}
+
+/// Returns why a node has no name by which a plugin's controller can attach a volume to it.
+fn no_node_id(node: &str, record: &Record, around: &Around) -> ServerError {
+    let plugin = &record.volume.plugin;
+    match around.other_of_node_id(record, node) {
+        Some(other) => {
+            let text = format!("plugin {plugin} has the same name for node {node} as for node {other}");
+            Error::new(Kind::NotAuthorized, text).into()
+        }
+        None => {
+            let text = format!("node {node} has not reported its name by plugin {plugin}");
+            Error::new(Kind::PluginUnavailable, text).into()
+        }
+    }
 }
 
 fn busy(name: &VolumeName) -> ServerError {

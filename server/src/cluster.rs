@@ -4,18 +4,23 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use csid::store::registry::Registry;
+use csid::store::registry::{Registry, VolumeName};
 use csid::{Error, Kind};
 use csid_etcd::{EtcdRegistry, Expected, Guard, RowKey, RowStore, Written};
+use tokio::sync::{mpsc, watch};
 
 use crate::certificates::Certificates;
 use crate::config::Config;
 use crate::failure::{Result, ServerError};
 use crate::presence::Presence;
-use crate::rows::{self, MetaRow, Mode, NodeRow, NodeState, Read, SCHEMA};
+use crate::rows::{self, MetaRow, Mode, NodeRow, NodeState, PluginRow, Read, SCHEMA};
 
 /// The least time between two writes of a server that another machine wants to be a node.
 const BETWEEN_OTHERS: Duration = Duration::from_secs(10);
+
+/// How long the reason for a rolled back claim is kept, and the most of them.
+const KEPT: Duration = Duration::from_secs(60);
+const FAILURES: usize = 10_000;
 
 pub struct Cluster {
     pub config: Config,
@@ -28,6 +33,12 @@ pub struct Cluster {
     writing: Mutex<HashMap<String, usize>>,
     /// When this server has written last that another machine wants to be a node.
     others: Mutex<HashMap<String, Instant>>,
+    /// Volumes that may need a controller's call.
+    due: mpsc::Sender<VolumeName>,
+    /// Volumes whose claims wait for a controller's call. Each changes when a call may have granted or ended one.
+    driven: Mutex<HashMap<VolumeName, watch::Sender<u64>>>,
+    /// Why claims were rolled back, by their names.
+    failures: Mutex<HashMap<String, (Error, Instant)>>,
 }
 
 /// A new claim that is being written. It counts until the drop.
@@ -53,6 +64,8 @@ impl Drop for Writing<'_> {
 struct Known {
     meta: Option<Read<MetaRow>>,
     nodes: HashMap<String, Read<NodeRow>>,
+    /// `None`: there was no row.
+    plugins: HashMap<String, Option<Read<PluginRow>>>,
 }
 
 impl Cluster {
@@ -61,10 +74,63 @@ impl Cluster {
         certificates: Certificates,
         registry: EtcdRegistry,
         presence: Presence,
+        due: mpsc::Sender<VolumeName>,
     ) -> Self {
         let rows = registry.rows();
-        let (known, writing, others) = Default::default();
-        Cluster { config, registry, rows, presence, certificates, known, writing, others }
+        let (known, writing, others, failures) = Default::default();
+        let driven = Mutex::default();
+        Cluster {
+            config,
+            registry,
+            rows,
+            presence,
+            certificates,
+            known,
+            writing,
+            others,
+            due,
+            driven,
+            failures,
+        }
+    }
+
+    /// Has a volume's controller called, if that is due. Otherwise it is found later.
+    pub fn wake(&self, name: &VolumeName) {
+        let _ = self.due.try_send(name.clone());
+    }
+
+    /// Says that a controller's call has changed a volume's record.
+    pub fn was_driven(&self, name: &VolumeName) {
+        let mut driven = self.driven.lock().unwrap_or_else(PoisonError::into_inner);
+        driven.retain(|_, sender| sender.receiver_count() > 0);
+        if let Some(sender) = driven.get(name) {
+            sender.send_modify(|count| *count += 1);
+        }
+    }
+
+    /// Returns what changes when a controller's call has changed a volume's record.
+    pub fn subscribe_driven(&self, name: &VolumeName) -> watch::Receiver<u64> {
+        let mut driven = self.driven.lock().unwrap_or_else(PoisonError::into_inner);
+        driven.retain(|_, sender| sender.receiver_count() > 0);
+        driven.entry(name.clone()).or_insert_with(|| watch::Sender::new(0)).subscribe()
+    }
+
+    fn failures(&self) -> MutexGuard<'_, HashMap<String, (Error, Instant)>> {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps for a while why a claim was rolled back, for the caller that waits for it.
+    pub fn note_failure(&self, claim: &str, error: Error) {
+        let mut failures = self.failures();
+        failures.retain(|_, (_, at)| at.elapsed() < KEPT);
+        if failures.len() < FAILURES {
+            failures.insert(claim.to_owned(), (error, Instant::now()));
+        }
+    }
+
+    /// Returns why a claim was rolled back. `None`: it was not, or another server knows.
+    pub fn failure(&self, claim: &str) -> Option<Error> {
+        self.failures().get(claim).map(|(error, _)| error.clone())
     }
 
     fn writing(&self) -> MutexGuard<'_, HashMap<String, usize>> {
@@ -172,6 +238,22 @@ impl Cluster {
         }
     }
 
+    /// Returns a plugin's row, perhaps an old one. `None`: the plugin has no controller.
+    pub async fn plugin(&self, plugin: &str) -> Result<Option<Read<PluginRow>>> {
+        if let Some(row) = self.known().plugins.get(plugin).cloned() {
+            return Ok(row);
+        }
+        self.plugin_now(plugin).await
+    }
+
+    /// Reads a plugin's row.
+    pub async fn plugin_now(&self, plugin: &str) -> Result<Option<Read<PluginRow>>> {
+        let key = RowKey::Plugin(plugin.to_owned());
+        let row = self.rows.read(&key).await?.map(|row| rows::read(&key, &row)).transpose()?;
+        self.known().plugins.insert(plugin.to_owned(), row.clone());
+        Ok(row)
+    }
+
     /// Reads a node's row again. Returns whether it has changed since it was read.
     pub async fn has_changed(&self, node: &str, row: &Read<NodeRow>) -> Result<bool> {
         Ok(self.node_now(node).await?.is_none_or(|now| now.revision != row.revision))
@@ -219,6 +301,7 @@ impl Cluster {
         match key {
             RowKey::Meta => self.known().meta = None,
             RowKey::Node(node) => drop(self.known().nodes.remove(node)),
+            RowKey::Plugin(plugin) => drop(self.known().plugins.remove(plugin)),
             RowKey::Server(_) | RowKey::Session { .. } => {}
         }
     }

@@ -3,6 +3,7 @@
 use std::io::Read;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use csi_proto::identity::is_member_name;
@@ -11,6 +12,9 @@ use serde::Deserialize;
 
 use crate::grants::{Grant, Grants};
 
+/// The least and the longest time that a plugin may have. With the time in which a call has to begin it is longer than a node's session
+/// with a server that stands still.
+const CONTROLLER_SECONDS: (u64, u64) = (10, 600);
 /// The limit of each file, in bytes.
 const FILE: u64 = 1024 * 1024;
 
@@ -24,6 +28,8 @@ struct File {
     max_claims: usize,
     #[serde(default = "max_sessions")]
     max_sessions: usize,
+    #[serde(default = "controller_seconds")]
+    controller_seconds: u64,
     etcd: EtcdSection,
     #[serde(default, rename = "grant")]
     grants: Vec<Grant>,
@@ -45,6 +51,10 @@ fn max_sessions() -> usize {
     5000
 }
 
+fn controller_seconds() -> u64 {
+    60
+}
+
 fn prefix() -> String {
     "/csid/".to_owned()
 }
@@ -59,6 +69,8 @@ pub struct Config {
     /// The limit of claims of one node.
     pub max_claims: usize,
     pub max_sessions: usize,
+    /// How long a plugin has for the answer to a controller call.
+    pub controller_time: Duration,
     pub endpoints: Vec<String>,
     /// Begins and ends with a slash.
     pub prefix: String,
@@ -73,7 +85,8 @@ impl Config {
     }
 
     fn parse(text: &str) -> Result<Config> {
-        let File { cluster, listen, address, max_claims, max_sessions, etcd, grants } = toml::from_str(text)?;
+        let File { cluster, listen, address, max_claims, max_sessions, controller_seconds, etcd, grants } =
+            toml::from_str(text)?;
         ensure!(is_member_name(&cluster), "cluster is not a DNS name of at most 63 bytes: {cluster:?}");
         let port = address.rsplit_once(':').filter(|(host, _)| !host.is_empty());
         let port = port.and_then(|(_, port)| port.parse::<u16>().ok()).filter(|port| *port != 0);
@@ -81,6 +94,12 @@ impl Config {
         ensure!(!etcd.endpoints.is_empty(), "etcd.endpoints is empty");
         ensure!(max_claims > 0, "max-claims is 0");
         ensure!(max_sessions > 0, "max-sessions is 0");
+        let (least, most) = CONTROLLER_SECONDS;
+        ensure!(
+            (least..=most).contains(&controller_seconds),
+            "controller-seconds is not {least} to {most}: {controller_seconds}"
+        );
+        let controller_time = Duration::from_secs(controller_seconds);
         let EtcdSection { endpoints, prefix } = etcd;
         let open =
             endpoints.iter().find(|endpoint| !endpoint.starts_with("https://") && !is_loopback(endpoint));
@@ -90,7 +109,17 @@ impl Config {
             "etcd.prefix does not begin and end with a slash: {prefix:?}"
         );
         let grants = Grants::new(grants)?;
-        Ok(Config { cluster, listen, address, max_claims, max_sessions, endpoints, prefix, grants })
+        Ok(Config {
+            cluster,
+            listen,
+            address,
+            max_claims,
+            max_sessions,
+            controller_time,
+            endpoints,
+            prefix,
+            grants,
+        })
     }
 }
 
@@ -156,6 +185,7 @@ mod tests {
     fn least_file_has_defaults_and_no_grant() {
         let config = Config::parse(LEAST).unwrap();
         assert_eq!((config.max_claims, config.max_sessions, config.prefix.as_str()), (1000, 5000, "/csid/"));
+        assert_eq!(config.controller_time, Duration::from_secs(60));
         let root = csi_proto::identity::Identity::of(["csid://prod/operator/root"]).unwrap();
         assert!(!config.grants.allow(&root, "default", crate::grants::May::Read));
     }
@@ -171,6 +201,8 @@ mod tests {
             ("https://10", "http://10"),
             ("https://10", "10"),
             ("https://10.0.0.1:2379", "http://localhost.example:2379"),
+            ("[etcd]\n", "controller-seconds = 9\n[etcd]\n"),
+            ("[etcd]\n", "controller-seconds = 601\n[etcd]\n"),
             ("[etcd]\n", "[etcd]\nprefix = \"csid\"\n"),
             ("[etcd]\n", "[etcd]\npassword = \"x\"\n"),
         ] {

@@ -53,6 +53,9 @@ impl May {
 /// Words that a later server takes. A configuration may have them already; they allow nothing yet.
 const LATER: [&str; 7] = ["create", "delete", "expand", "snapshot", "attach", "drain", "cluster"];
 
+/// The beginning of a word that has the name of a plugin, whose controller calls a node may be sent.
+const CONTROLLER: &str = "controller:";
+
 /// The grants of a server.
 #[derive(Clone, Debug, Default)]
 pub struct Grants(Vec<Grant>);
@@ -93,6 +96,16 @@ impl Grants {
             .any(|grant| grant.namespaces.iter().any(|name| name == "*" || name == namespace))
     }
 
+    /// Returns whether a node may be sent calls to a plugin's controller for volumes of a namespace. `None`: of some namespace.
+    pub fn allow_controller(&self, node: &Identity, namespace: Option<&str>, plugin: &str) -> bool {
+        let is_in = |grant: &Grant| {
+            namespace
+                .is_none_or(|namespace| grant.namespaces.iter().any(|name| name == "*" || name == namespace))
+        };
+        let names = |word: &String| word.strip_prefix(CONTROLLER) == Some(plugin);
+        node.role == Role::Node && self.of(node).any(|grant| is_in(grant) && grant.may.iter().any(names))
+    }
+
     /// Returns whether the identity may do this in some namespace.
     pub fn allow_anywhere(&self, identity: &Identity, may: May) -> bool {
         self.matching(identity, may).next().is_some()
@@ -103,19 +116,21 @@ impl Grants {
         self.matching(identity, may).any(|grant| grant.namespaces.iter().any(|name| name == "*"))
     }
 
-    fn matching<'a>(&'a self, identity: &'a Identity, may: May) -> impl Iterator<Item = &'a Grant> {
+    fn matching<'a>(&'a self, identity: &Identity, may: May) -> impl Iterator<Item = &'a Grant> + use<'a> {
         let of_role = match may {
             May::Join | May::Mount => identity.role == Role::Node,
             May::Admit => identity.role == Role::Operator,
             _ => identity.role != Role::Server,
         };
+        self.of(identity).filter(move |grant| of_role && grant.may.iter().any(|word| word == may.word()))
+    }
+
+    /// Returns the grants of an identity.
+    fn of<'a>(&'a self, identity: &Identity) -> impl Iterator<Item = &'a Grant> + use<'a> {
         let who = identity.to_string();
-        self.0.iter().filter(move |grant| {
-            let is_who = match grant.who.strip_suffix('*') {
-                Some(prefix) => who.starts_with(prefix),
-                None => grant.who == who,
-            };
-            of_role && is_who && grant.may.iter().any(|word| word == may.word())
+        self.0.iter().filter(move |grant| match grant.who.strip_suffix('*') {
+            Some(prefix) => who.starts_with(prefix),
+            None => grant.who == who,
         })
     }
 
@@ -139,7 +154,7 @@ fn is_word(word: &str) -> bool {
     ];
     known.iter().any(|may| may.word() == word)
         || LATER.contains(&word)
-        || word.strip_prefix("controller:").is_some_and(|plugin| !plugin.is_empty())
+        || word.strip_prefix(CONTROLLER).is_some_and(|plugin| !plugin.is_empty())
 }
 
 #[cfg(test)]
@@ -186,6 +201,23 @@ mod tests {
         assert!(!everywhere(Role::Operator, "a", May::Read) && !everywhere(Role::Operator, "a", May::Admit));
         assert!(everywhere(Role::Operator, "b", May::Read) && everywhere(Role::Operator, "b", May::Admit));
         assert!(!everywhere(Role::Node, "n1", May::Admit), "a node admits no nodes");
+    }
+
+    #[test]
+    fn controller_is_of_a_node_a_plugin_and_a_namespace() {
+        let grants = Grants::new(vec![
+            grant("node/ctl-*", &["prod"], &["controller:ceph"]),
+            grant("operator/a", &["*"], &["controller:ceph"]),
+        ])
+        .unwrap();
+        let allow =
+            |role, name, namespace, plugin| grants.allow_controller(&identity(role, name), namespace, plugin);
+        assert!(allow(Role::Node, "ctl-1", Some("prod"), "ceph") && allow(Role::Node, "ctl-1", None, "ceph"));
+        assert!(!allow(Role::Node, "ctl-1", Some("test"), "ceph"));
+        assert!(
+            !allow(Role::Node, "ctl-1", Some("prod"), "cep") && !allow(Role::Node, "ctl-1", None, "cephfs")
+        );
+        assert!(!allow(Role::Node, "db-1", None, "ceph") && !allow(Role::Operator, "a", None, "ceph"));
     }
 
     #[test]

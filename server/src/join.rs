@@ -4,7 +4,7 @@ use csi_proto::cluster::v1::Attaches;
 use csi_proto::cluster::v1::{Hello, Plugins, Refused, Welcome};
 use csi_proto::identity::Identity;
 use csid::error::shortened;
-use csid::volume::rules::check_name;
+use csid::volume::rules::{check_name, check_node_id};
 use csid::{Error, Kind};
 use csid_etcd::{Expected, Guard, RowKey, Rows, Write, Written};
 
@@ -214,6 +214,9 @@ impl Cluster {
         }
         for plugin in &report.plugins {
             check_name("plugin", &plugin.plugin)?;
+            if !plugin.node_id.is_empty() {
+                check_node_id(&plugin.node_id)?;
+            }
         }
         for _ in 0..TRIES {
             let here = self.presence.here()?;
@@ -232,7 +235,9 @@ impl Cluster {
                         Attaches::Yes => Some(true),
                         Attaches::No => Some(false),
                     };
-                    (of.plugin.clone(), NodePlugin { attaches, ..known })
+                    let node_id =
+                        (!of.node_id.is_empty()).then(|| of.node_id.clone()).or(known.node_id.clone());
+                    (of.plugin.clone(), NodePlugin { attaches, node_id, ..known })
                 })
                 .collect();
             if row.plugins == present.value.plugins {

@@ -1,8 +1,8 @@
 //! A server of a cluster: nodes and operators ask it for claims of volumes, and etcd keeps them.
 //!
 //! `service` takes calls of nodes and operators, `admin` those of operators alone. `access` says who calls and what the grants allow, and
-//! `certificates` verifies callers. `claims` and `volumes` change records by csid's rules (`csid::volume::rules`),
-//! and `lists` shows them. `nodes` and `servers` have
+//! `certificates` verifies callers. `claims` and `volumes` change records by csid's rules (`csid::volume::rules`); `records` is what both share,
+//! and `lists` shows them. `drive` has controllers called, on the nodes that `controllers` knows; `forward` is such a call. `nodes` and `servers` have
 //! what operators see of the cluster itself, and change. `join` and `sessions` know the nodes that are there. `presence` is this server in
 //! etcd. `cluster` has what they share. Decisions 0007 and 0009 say what is built.
 //!
@@ -18,14 +18,19 @@ mod certificates;
 mod claims;
 mod cluster;
 mod config;
+mod controllers;
+mod drive;
 mod failure;
+mod forward;
 mod grants;
 mod join;
 mod listen;
 mod lists;
 mod nodes;
+mod pace;
 mod presence;
 mod program;
+mod records;
 mod rows;
 mod servers;
 mod service;

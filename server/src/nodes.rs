@@ -223,7 +223,8 @@ fn shown(node: &str, row: &Read<NodeRow>, sessions: Vec<NodeSession>, claims: u6
             Some(true) => Attaches::Yes,
             Some(false) => Attaches::No,
         };
-        PluginReport { plugin: plugin.clone(), attaches: attaches.into() }
+        let node_id = of.node_id.clone().unwrap_or_default();
+        PluginReport { plugin: plugin.clone(), attaches: attaches.into(), node_id, controller: false }
     });
     Shown {
         node: node.to_owned(),

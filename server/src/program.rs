@@ -17,13 +17,14 @@ use rustls::pki_types::pem::PemObject;
 use sd_notify::NotifyState;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use tonic::transport::{Certificate, Server, ServerTlsConfig};
 use tracing_subscriber::EnvFilter;
 
 use crate::certificates::Certificates;
 use crate::cluster::{Cluster, check};
 use crate::config::{Config, Keys, credentials};
+use crate::drive::Driving;
 use crate::listen;
 use crate::presence::Presence;
 use crate::rows::{self, MetaRow, Mode, SCHEMA, ServerRow};
@@ -48,6 +49,8 @@ const HEADERS: u32 = 16 * 1024;
 const LAST_CALLS: Duration = Duration::from_secs(10);
 /// The least time between two looks for claims whose release their nodes have to be asked for.
 const LOOK: Duration = Duration::from_millis(300);
+/// Volumes that wait for a look at what their controllers owe. Others are found a little later.
+const DUE: usize = 1024;
 /// The time between two looks at the rows of the nodes that have a session.
 const NODES: Duration = Duration::from_secs(3);
 
@@ -196,7 +199,8 @@ async fn run(config: Config, keys: Keys) -> Result<()> {
     let registry = registry(&config, &keys)?;
     let certificates = Certificates::new(&keys.ca)?;
     drop(keys);
-    let cluster = Arc::new(Cluster::new(config, certificates, registry, Presence::new()));
+    let (due, volumes) = mpsc::channel(DUE);
+    let cluster = Arc::new(Cluster::new(config, certificates, registry, Presence::new(), due));
     cluster.meta().await.context("the cluster's row in etcd, which csid-server init makes")?;
     let sessions = Arc::new(Sessions::default());
     let listener = TcpListener::bind(listen).await.with_context(|| listen.to_string())?;
@@ -207,9 +211,12 @@ async fn run(config: Config, keys: Keys) -> Result<()> {
     });
     let asking = tokio::spawn(ask_for_releases(cluster.clone(), sessions.clone()));
     let ending = tokio::spawn(end_sessions(cluster.clone(), sessions.clone()));
+    let driving = Arc::new(Driving::new(cluster.clone(), sessions.clone()));
+    let calling = tokio::spawn(driving.clone().run(volumes));
+    let at_the_end = driving.clone();
     let lists = Arc::new(Semaphore::new(LISTS));
     let operators_lists = Arc::new(Semaphore::new(OPERATORS_LISTS));
-    let service = Service { cluster: cluster.clone(), sessions, lists, operators_lists };
+    let service = Service { cluster: cluster.clone(), sessions, driving, lists, operators_lists };
     let of_operators = AdminServer::new(service.clone()).max_decoding_message_size(MESSAGE);
     let calls = ClusterServer::new(service).max_decoding_message_size(MESSAGE);
     let (stop, stopped) = oneshot::channel::<()>();
@@ -237,6 +244,14 @@ async fn run(config: Config, keys: Keys) -> Result<()> {
     tracing::info!("this server stops");
     asking.abort();
     ending.abort();
+    calling.abort();
+    // A call whose outcome is not written is unknown to the next server.
+    if tokio::time::timeout(LAST_CALLS, at_the_end.stop()).await.is_err() {
+        tracing::warn!(
+            "controller calls were in flight for {} s more, and are given up",
+            LAST_CALLS.as_secs()
+        );
+    }
     present.abort();
     // The task is over before this server says that it leaves.
     let _ = present.await;

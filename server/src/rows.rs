@@ -1,6 +1,6 @@
 //! The values of the rows that a cluster has besides its volumes. A field that this version does not know is written back.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use csid_etcd::{Row, RowKey};
 use serde::de::DeserializeOwned;
@@ -133,6 +133,20 @@ pub struct BlockRow {
 pub struct NodePlugin {
     /// Whether the plugin's controller attaches volumes. `None`: the node does not know.
     pub attaches: Option<bool>,
+    /// The plugin's name of the node. `None`: the node does not know it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node_id: Option<String>,
+    #[serde(flatten)]
+    pub rest: Map<String, Value>,
+}
+
+/// The row of a plugin that attaches volumes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct PluginRow {
+    /// Nodes with a grant for the plugin's controller, whose last report says that it attaches volumes.
+    #[serde(default)]
+    pub controllers: BTreeSet<String>,
     #[serde(flatten)]
     pub rest: Map<String, Value>,
 }
@@ -176,7 +190,7 @@ mod tests {
     #[test]
     fn field_of_a_later_version_is_written_back() {
         let value = br#"{"journal-id":"j","machine-id":"m","boot":"b","state":"ready","taint":[1],
-            "plugins":{"p":{"attaches":false,"max-volumes":7}},
+            "plugins":{"p":{"attaches":false,"node-id":"i","max-volumes":7}},
             "other":{"journal-id":"k","machine-id":"n","boot":"c","since-usec":1,"version":"9"},
             "block":{"by":"operator/a","reason":"","since-usec":2,"before":"fenced","until":3}}"#;
         let row = Row { value: value.to_vec(), created: 1, revision: 2 };

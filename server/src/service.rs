@@ -1,5 +1,6 @@
 //! The calls of the contract. Each finds out who calls, and makes one call inward.
 
+use std::collections::HashSet;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,10 +10,11 @@ use csi_proto::cluster::v1::cluster_server::Cluster as Calls;
 use csi_proto::cluster::v1::from_node::Is as From;
 use csi_proto::cluster::v1::to_node::Is as To;
 use csi_proto::cluster::v1::{
-    Accepted, ChangeAsk, ClaimAsk, ClaimPage, Done, FromNode, Granted, Hello, ListAsk, Owed, ReleaseAsk,
-    ToNode, VolumeAsk, VolumePage, VolumeRow,
+    Accepted, Attaches, ChangeAsk, ClaimAsk, ClaimPage, Done, FromNode, Granted, Hello, ListAsk, Owed,
+    PluginReport, Plugins, ReleaseAsk, ToNode, VolumeAsk, VolumePage, VolumeRow,
 };
 use csi_proto::identity::{Identity, Role};
+use csid::error::shortened;
 use csid::{Error, Kind};
 use futures_util::Stream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
@@ -20,6 +22,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::cluster::Cluster;
+use crate::drive::Driving;
 use crate::failure::{Result, ServerError};
 use crate::grants::May;
 use crate::join::{Joined, Joining};
@@ -40,6 +43,7 @@ type End = ServerError;
 pub struct Service {
     pub cluster: Arc<Cluster>,
     pub sessions: Arc<Sessions>,
+    pub driving: Arc<Driving>,
     /// Places for lists. Each has pages in memory until its reader takes them.
     pub lists: Arc<Semaphore>,
     /// The same, for operators' lists.
@@ -167,6 +171,12 @@ impl Service {
         }
     }
 
+    /// Keeps what a node reports of its plugins.
+    async fn report(&self, node: &str, boot: &str, plugins: Plugins) -> Result<()> {
+        self.cluster.report(node, boot, plugins.clone()).await?;
+        self.cluster.keep_controllers(node, &plugins).await
+    }
+
     /// Runs a session to its end, and says why it ended.
     async fn run(
         &self,
@@ -229,15 +239,29 @@ impl Service {
             };
             match message {
                 Ok(Some(FromNode { is: Some(From::Plugins(plugins)) })) => {
+                    let is_one = |of: &&PluginReport| of.controller && of.attaches() == Attaches::Yes;
+                    let controllers = plugins.plugins.iter().filter(is_one).map(|of| of.plugin.clone());
+                    let controllers: HashSet<String> = controllers.collect();
                     let reported = tokio::select! {
-                        reported = self.cluster.report(node, boot, plugins) => reported,
+                        reported = self.report(node, boot, plugins) => reported,
                         // Without etcd a report waits for longer than a session may go on.
                         _ = presence.wait_for(is_over) => Err(ServerError::cut_off()),
                     };
                     if let Err(error) = reported {
                         return Some(error);
                     }
+                    // A controller is called when etcd knows that its plugin has one.
+                    if self.sessions.set_controllers(&entered, controllers) {
+                        self.driving.has_controller();
+                    }
                     tokio::time::sleep(BETWEEN).await;
+                }
+                Ok(Some(FromNode { is: Some(From::Ended(ended)) })) => {
+                    let (call, epoch) = (ended.call.clone(), ended.epoch);
+                    if !self.sessions.end_call(&entered, ended) {
+                        tracing::warn!(node, call = %shortened(&call), epoch, "the end of no call that waits came");
+                        tokio::time::sleep(BETWEEN).await;
+                    }
                 }
                 Ok(Some(FromNode { is: Some(From::Hello(_)) })) => {
                     return Some(Error::invalid(format!("node {node} says Hello twice in a session")).into());

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use csi_proto::cluster::v1::to_node::Is;
-use csi_proto::cluster::v1::{ClaimChanged, ToNode};
+use csi_proto::cluster::v1::{CallEnded, ClaimChanged, ControllerCall, ToNode};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::failure::ServerError;
@@ -32,8 +32,18 @@ struct Session {
     sender: mpsc::Sender<Outgoing>,
     /// Claims whose release the node was asked for.
     asked: HashSet<String>,
+    /// Plugins with a healthy controller on the node, as the node reports.
+    controllers: HashSet<String>,
+    /// Controller calls that the node was sent, by their names.
+    calls: HashMap<String, Waiting>,
     /// Ends the session's task: with a reason, or when it is dropped.
     end: oneshot::Sender<ServerError>,
+}
+
+/// A controller call without an answer. It is dropped with the session: nothing answers it any more.
+struct Waiting {
+    epoch: u64,
+    ended: oneshot::Sender<CallEnded>,
 }
 
 /// A session in the table. Its drop removes it.
@@ -90,7 +100,8 @@ impl Sessions {
         if table.of.get(node).is_none_or(|present| present.revision < revision) {
             // A failure means that the node is away, which ends the session.
             let _ = sender.try_send(Ok(first));
-            let session = Session { number, revision, sender, asked: HashSet::new(), end };
+            let (asked, controllers, calls) = Default::default();
+            let session = Session { number, revision, sender, asked, controllers, calls, end };
             table.of.insert(node.to_owned(), session);
         }
         drop(table);
@@ -112,6 +123,50 @@ impl Sessions {
         for session in table.of.values_mut() {
             session.asked.retain(|claim| due.contains(claim.as_str()));
         }
+    }
+}
+
+impl Sessions {
+    /// Takes over which controllers are healthy on a node. Returns whether one has come.
+    pub fn set_controllers(&self, entered: &Entered<'_>, controllers: HashSet<String>) -> bool {
+        let mut table = self.lock();
+        let Some(session) = table.of.get_mut(&entered.node).filter(|of| of.number == entered.number) else {
+            return false;
+        };
+        let is_more = controllers.iter().any(|plugin| !session.controllers.contains(plugin));
+        session.controllers = controllers;
+        is_more
+    }
+
+    /// Returns the nodes with a session and a healthy controller of this plugin.
+    pub fn controllers(&self, plugin: &str) -> Vec<String> {
+        let table = self.lock();
+        let found = table.of.iter().filter(|(_, session)| session.controllers.contains(plugin));
+        found.map(|(node, _)| node.clone()).collect()
+    }
+
+    /// Sends a controller call to a node. The answer fails when the session ends. `None`: nothing was sent.
+    pub fn call(&self, node: &str, call: ControllerCall) -> Option<oneshot::Receiver<CallEnded>> {
+        let mut table = self.lock();
+        let session = table.of.get_mut(node)?;
+        session.calls.retain(|_, waiting| !waiting.ended.is_closed());
+        let (id, epoch) = (call.call.clone(), call.epoch);
+        session.sender.try_send(Ok(ToNode { is: Some(Is::Call(call)) })).ok()?;
+        let (ended, answer) = oneshot::channel();
+        session.calls.insert(id, Waiting { epoch, ended });
+        Some(answer)
+    }
+
+    /// Takes over the end of a call that the session's node was sent. Returns `false` if it was sent no such call.
+    pub fn end_call(&self, entered: &Entered<'_>, ended: CallEnded) -> bool {
+        let mut table = self.lock();
+        let session = table.of.get_mut(&entered.node).filter(|of| of.number == entered.number);
+        let Some(session) = session else { return false };
+        if session.calls.get(&ended.call).is_none_or(|waiting| waiting.epoch != ended.epoch) {
+            return false;
+        }
+        let waiting = session.calls.remove(&ended.call);
+        waiting.is_some_and(|waiting| waiting.ended.send(ended).is_ok())
     }
 }
 
@@ -158,6 +213,44 @@ mod tests {
         sessions.end(&node, number, ServerError::denied("this one"));
         assert!(!sessions.has("n1"));
         assert!(entered.over.try_recv().is_ok_and(|reason| reason.to_string().contains("this one")));
+    }
+
+    #[tokio::test]
+    async fn end_of_a_call_has_its_session_name_and_epoch() {
+        let sessions = Sessions::default();
+        let entered = sessions.enter("n1", 1, mpsc::channel(4).0, ToNode::default());
+        assert!(sessions.call("n1", ControllerCall::default()).is_none(), "nobody reads the channel");
+        drop(entered);
+        let (sender, _receiver) = mpsc::channel(4);
+        let entered = sessions.enter("n1", 1, sender, ToNode::default());
+        let (sender, _other) = mpsc::channel(4);
+        let other = sessions.enter("n2", 1, sender, ToNode::default());
+        let call = |epoch| ControllerCall { call: "c".into(), epoch, ..ControllerCall::default() };
+        let ended = |call: &str, epoch| CallEnded { call: call.into(), epoch, how: None };
+        let mut answer = sessions.call("n1", call(7)).unwrap();
+        assert!(sessions.call("n3", call(7)).is_none());
+        assert!(!sessions.end_call(&other, ended("c", 7)), "another node's word");
+        assert!(!sessions.end_call(&entered, ended("d", 7)) && !sessions.end_call(&entered, ended("c", 6)));
+        assert!(answer.try_recv().is_err());
+        assert!(sessions.end_call(&entered, ended("c", 7)) && !sessions.end_call(&entered, ended("c", 7)));
+        assert_eq!(answer.try_recv().unwrap().epoch, 7);
+        let lost = sessions.call("n1", call(8)).unwrap();
+        drop(entered);
+        assert!(lost.await.is_err(), "the session is over");
+    }
+
+    #[tokio::test]
+    async fn controller_is_one_while_its_session_is() {
+        let sessions = Sessions::default();
+        let first = sessions.enter("n1", 1, mpsc::channel(1).0, ToNode::default());
+        let plugins = || HashSet::from(["p".to_owned()]);
+        assert!(sessions.set_controllers(&first, plugins()) && !sessions.set_controllers(&first, plugins()));
+        assert_eq!(sessions.controllers("p"), ["n1"]);
+        assert!(sessions.controllers("q").is_empty());
+        let second = sessions.enter("n1", 2, mpsc::channel(1).0, ToNode::default());
+        assert!(sessions.controllers("p").is_empty(), "a new session has reported nothing");
+        assert!(!sessions.set_controllers(&first, plugins()) && sessions.controllers("p").is_empty());
+        drop(second);
     }
 
     /// Two Hellos of a node are answered out of their order.

@@ -51,6 +51,16 @@ impl TestPlugin {
         TestPlugin { directory, state, script, registration: None, process: None }
     }
 
+    /// Returns the directory of the backend.
+    pub fn state(&self) -> &Path {
+        &self.state
+    }
+
+    /// Has the plugin use another one's backend, from its next start on: the same storage on another host.
+    pub fn shares(&mut self, state: PathBuf) {
+        self.state = state;
+    }
+
     /// From its next start on it registers itself there, by its script's name.
     pub fn registers_at(&mut self, socket: PathBuf) {
         self.registration = Some(socket);

@@ -239,7 +239,11 @@ mod tests {
                 address: "s1:7443".into(),
                 since_usec: 1_709_210_096_007_000,
             }],
-            plugins: vec![PluginReport { plugin: "nfs".into(), attaches: Attaches::No.into() }],
+            plugins: vec![PluginReport {
+                plugin: "nfs".into(),
+                attaches: Attaches::No.into(),
+                ..PluginReport::default()
+            }],
             claims: 2,
             ..NodeRow::default()
         }

@@ -134,6 +134,7 @@ mod tests {
             registration: Some(registration),
             claims: vec![claim("reader", ClaimMode::Read), claim("writer", ClaimMode::Write)].into(),
             attachments: Vec::new(),
+            driver: None,
             revision: 3,
         };
         VolumeView {

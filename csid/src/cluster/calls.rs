@@ -11,12 +11,12 @@ use tonic::{Response, Status};
 
 use crate::cluster::failure::{read, unavailable};
 use crate::cluster::node::Node;
-use crate::cluster::rows::{read_record, write_spec};
+use crate::cluster::rows::{read_attached, read_record, write_spec};
 use crate::error::{Error, Kind, Result};
 use crate::random;
 use crate::store::registry::{Claim, Record, Registration, VolumeName, VolumeSpec};
 use crate::store::rows::VolumeKey;
-use crate::volume::rules::{check_name, words_of};
+use crate::volume::rules::{check_credential, check_name, words_of};
 use crate::volume::servers::{Granted, ServerFailure, Servers};
 
 /// How long csid waits for an answer. The server goes on with a change that it has sent to etcd.
@@ -73,20 +73,26 @@ impl Servers for Node {
                 uid: claim.uid,
                 r#use: Some(Use { mode, access_mode, attachment_mode }),
                 by_mount: claim.by_mount,
-                // The credential is loaded on this host. No server needs its name.
-                credential: String::new(),
+                // A controller on another host loads the credential, too. Its name crosses, and no secret. No host loads one of another
+                // namespace for a volume of the servers.
+                credential: claim
+                    .credential
+                    .filter(|credential| check_credential(&name.namespace, credential).is_ok())
+                    .unwrap_or_default(),
                 boot: self.boot.clone(),
                 ..ClaimAsk::default()
             };
             let mut client = self.joined(CLAIM).await.map_err(ServerFailure::NotSent)?;
-            let GrantedRow { claim: id, volume, revision } = answered(client.claim(ask)).await?;
+            let GrantedRow { claim: id, volume, publish_context, external_node_id, revision } =
+                answered(client.claim(ask)).await?;
             self.has_seen(0, revision);
             let wrong = |error: Error| ServerFailure::Unknown(error);
             let volume =
                 volume.ok_or_else(|| wrong(Error::internal("a server granted a claim of no volume")))?;
             let record = read_record(&name, volume).map_err(wrong)?;
             check_name("claim", &id).map_err(wrong)?;
-            Ok(Granted { id, record })
+            let attached = read_attached(external_node_id, publish_context).map_err(wrong)?;
+            Ok(Granted { id, record, attached })
         }
         .boxed()
     }

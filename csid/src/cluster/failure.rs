@@ -36,8 +36,8 @@ pub(super) fn read(status: &Status) -> ServerFailure {
         details.holders = holders.iter().take(HOLDERS).map(|holder| presentable(holder, HOLDER)).collect();
     });
     match kind {
-        // The server may have lost etcd after it sent the change.
-        Kind::Unavailable => ServerFailure::Unknown(error),
+        // The server may have lost etcd after it sent the change, or goes on with what it was asked for.
+        Kind::Unavailable | Kind::TimedOut => ServerFailure::Unknown(error),
         _ => ServerFailure::Refused(error),
     }
 }

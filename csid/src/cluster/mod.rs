@@ -4,9 +4,11 @@
 //! Nothing that is mounted depends on a server: without one, claims cannot be taken, and the servers learn later what has ended.
 
 mod calls;
+mod controller;
 mod failure;
 mod link;
 mod node;
+mod orders;
 mod owed;
 mod reconcile;
 pub mod rows;

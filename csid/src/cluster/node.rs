@@ -1,16 +1,18 @@
 //! This host as a node of a cluster: who it is, and whether a server can be asked.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use csi_proto::cluster::v1::Hello;
 use csi_proto::cluster::v1::cluster_client::ClusterClient;
 use sha2::{Digest, Sha256};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tonic::transport::Channel;
 
 use crate::cluster::failure::unavailable;
+use crate::cluster::orders::CallOrders;
 use crate::config::Cluster;
 use crate::error::Result;
 use crate::random;
@@ -20,6 +22,9 @@ const MACHINE_ID: &str = "/etc/machine-id";
 
 /// The limit of claims of one node that a server may have ended at the same time. It is the limit of a node's claims, too.
 pub(super) const CLAIMS: usize = 1000;
+
+/// The limit of controller calls that wait or are made at the same time, of all servers.
+pub(super) const CONTROLLER_CALLS: usize = 256;
 
 /// Whether a server can be asked.
 #[derive(Clone, Debug)]
@@ -72,6 +77,9 @@ pub struct Node {
     journal_id: String,
     machine_id: String,
     pub(super) boot: String,
+    /// The controller calls that servers have sent.
+    pub(super) orders: CallOrders,
+    pub(super) calls_at_once: Arc<Semaphore>,
     /// The beginning of the names of calls that this journal makes in this boot. It shows neither the journal's ID nor the boot's.
     pub(super) calls: String,
 }
@@ -98,6 +106,8 @@ impl Node {
             journal_id: journal_id.to_owned(),
             machine_id,
             boot: boot.to_owned(),
+            orders: CallOrders::default(),
+            calls_at_once: Arc::new(Semaphore::new(CONTROLLER_CALLS)),
             calls: calls(journal_id, boot),
         }
     }

@@ -14,7 +14,7 @@ use tonic::Streaming;
 use crate::cluster::calls::answered;
 use crate::cluster::failure::read;
 use crate::cluster::node::{CLAIMS, Node};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::store::registry::{Claim, ClaimState, Grant, VolumeName};
 use crate::store::rows::Leg;
 use crate::volume::Volumes;
@@ -40,7 +40,10 @@ impl Node {
     pub(super) async fn end_unheld(self: Arc<Self>, volumes: Volumes) {
         let late = || Error::internal(format!("the comparison did not end within {} s", EVERY.as_secs()));
         let compared = tokio::time::timeout(EVERY, self.try_end_unheld(&volumes)).await;
-        if let Err(error) = compared.unwrap_or_else(|_| Err(late())) {
+        // A node that may claim nothing has no claims to compare.
+        if let Err(error) = compared.unwrap_or_else(|_| Err(late()))
+            && error.kind != Kind::NotAuthorized
+        {
             tracing::warn!(%error, "this node's claims at the servers were not compared with the journal");
         }
     }

@@ -1,11 +1,14 @@
 //! Volumes as the protocol of a cluster has them, and as csid has them.
 
+use std::collections::BTreeMap;
+
 use csi_proto::cluster::v1::{Capability, Spec, Topology, VolumeRow};
 
 use crate::error::{Error, Result};
 use crate::store::registry::{Record, VolumeName, VolumeSpec};
 use crate::store::rows::VolumeKey;
 use crate::volume::rules;
+use crate::volume::servers::Attached;
 
 /// Reads the spec of a volume.
 pub fn read_spec(of: Spec) -> Result<VolumeSpec> {
@@ -69,6 +72,22 @@ pub(super) fn read_record(name: &VolumeName, row: VolumeRow) -> Result<Record> {
         registration: Some(rules::new_registration(&row.owner, spec)),
         ..Record::none(name.clone())
     })
+}
+
+/// Reads the attachment of a grant. `None`: the servers have attached nothing.
+pub(super) fn read_attached(
+    node_id: String,
+    publish_context: BTreeMap<String, String>,
+) -> Result<Option<Attached>> {
+    if node_id.is_empty() {
+        return match publish_context.is_empty() {
+            true => Ok(None),
+            false => Err(Error::internal("a server granted a claim with a publish context of no node")),
+        };
+    }
+    rules::check_node_id(&node_id)?;
+    rules::check_publish_context(&publish_context)?;
+    Ok(Some(Attached { node_id, publish_context }))
 }
 
 #[cfg(test)]

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use csi_proto::cluster::v1::cluster_client::ClusterClient;
 use csi_proto::cluster::v1::{
-    Attaches, ClaimChanged, FromNode, Owed, PluginReport, Plugins as Report, ToNode, Welcome, from_node,
-    to_node,
+    Attaches, CallEnded, ClaimChanged, FromNode, Owed, PluginReport, Plugins as Report, ToNode, Welcome,
+    from_node, to_node,
 };
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
@@ -16,12 +16,13 @@ use tokio::task::JoinSet;
 use tonic::{Status, Streaming};
 
 use crate::backoff::Backoff;
+use crate::cluster::controller::not_started;
 use crate::cluster::failure::read;
 use crate::cluster::link;
-use crate::cluster::node::{CLAIMS, Joined, Node, SessionState};
+use crate::cluster::node::{CLAIMS, CONTROLLER_CALLS, Joined, Node, SessionState};
 use crate::cluster::reconcile::{EVERY, FIRST, spread};
 use crate::error::{Error, presentable};
-use crate::plugin::{ATTACHES, Plugins};
+use crate::plugin::{ATTACHES, Plugins, Service};
 use crate::random;
 use crate::store::registry::VolumeName;
 use crate::volume::Volumes;
@@ -37,6 +38,8 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_
 const REFUSED: Duration = Duration::from_secs(10);
 /// The time between two tries of a release that a server asked for.
 const RELEASE: Duration = Duration::from_secs(10);
+/// How long the end of a controller call waits for a server that reads slowly.
+const ANSWER: Duration = Duration::from_secs(10);
 /// The most volumes of its own that a refused host names.
 const SHOWN: usize = 8;
 /// The limit of a server's text in the state, in bytes.
@@ -164,7 +167,8 @@ impl Node {
             return Err(End::Refused { reason: "another-name".to_owned(), message });
         }
         self.has_seen(generation, 0);
-        let mut session = Session { to_server, from_server, attaches: BTreeMap::new() };
+        self.orders.begin(generation);
+        let mut session = Session { to_server, from_server, reported: BTreeMap::new() };
         session.report(plugins).map_err(|text| lost(&text))?;
         let recovers = mode != "normal";
         if recovers {
@@ -183,6 +187,8 @@ impl Node {
         let mut comparing = JoinSet::new();
         let mut releases = JoinSet::new();
         let mut asked = HashSet::new();
+        // Their number bounds the calls of all sessions: a call goes on when its session ends.
+        let calls = Arc::clone(&self.calls_at_once);
         loop {
             tokio::select! {
                 message = session.from_server.message() => match message {
@@ -190,6 +196,22 @@ impl Node {
                         // A server asks once in a session. This one may not be a server of ours.
                         if is_plain(&changed) && asked.len() < CLAIMS && asked.insert(changed.claim.clone()) {
                             releases.spawn(Arc::clone(self).release(changed, volumes.clone()));
+                        }
+                    }
+                    Ok(Some(ToNode { is: Some(to_node::Is::Call(call)) })) => {
+                        let to_server = session.to_server.clone();
+                        match Arc::clone(&calls).try_acquire_owned() {
+                            Ok(place) => {
+                                let made = Arc::clone(self).make_call(call, volumes.clone());
+                                tokio::spawn(async move {
+                                    answer(&to_server, made.await).await;
+                                    drop(place);
+                                });
+                            }
+                            Err(_) => {
+                                tracing::warn!(most = CONTROLLER_CALLS, "a controller call was not begun: there are too many");
+                                answer(&to_server, not_started(&call)).await;
+                            }
                         }
                     }
                     // Another first answer, or a message of a later version.
@@ -251,6 +273,12 @@ impl Node {
     }
 }
 
+/// Sends the end of a call to the server that has sent the call. If its session is over, the server has given the call up.
+async fn answer(to_server: &mpsc::Sender<FromNode>, ended: CallEnded) {
+    let message = FromNode { is: Some(from_node::Is::Ended(ended)) };
+    let _ = to_server.send_timeout(message, ANSWER).await;
+}
+
 /// Returns whether a message has names, and no other text.
 fn is_plain(changed: &ClaimChanged) -> bool {
     let ClaimChanged { claim, namespace, volume, consumer, state: _ } = changed;
@@ -263,32 +291,37 @@ struct Session {
     to_server: mpsc::Sender<FromNode>,
     from_server: Streaming<ToNode>,
     /// What was reported last of each plugin. A plugin that stops has the same volumes, so what is known of it stays.
-    attaches: BTreeMap<String, Attaches>,
+    reported: BTreeMap<String, PluginReport>,
 }
 
 impl Session {
-    /// Reports which plugins attach volumes, if that has changed. Fails if the server does not take it.
+    /// Reports which plugins attach volumes, and what their controllers need, if that has changed. Fails if the server does not take it.
     fn report(&mut self, plugins: &Plugins) -> Result<(), String> {
         let mut now = BTreeMap::new();
         for view in plugins.list() {
-            let known = match plugins.can(&view.id, ATTACHES) {
+            let before = self.reported.get(&view.id).cloned().unwrap_or_default();
+            let attaches = match plugins.can(&view.id, ATTACHES) {
                 Some(true) => Attaches::Yes,
                 Some(false) => Attaches::No,
-                None => self.attaches.get(&view.id).copied().unwrap_or(Attaches::Unknown),
+                None => before.attaches(),
             };
-            now.insert(view.id, known);
+            let node_id = Some(plugins.node_id(&view.id)).filter(|id| !id.is_empty());
+            let report = PluginReport {
+                plugin: view.id.clone(),
+                attaches: attaches.into(),
+                node_id: node_id.unwrap_or(before.node_id),
+                controller: attaches == Attaches::Yes && plugins.offers_now(&view.id, Service::Controller),
+            };
+            now.insert(view.id, report);
         }
-        if now == self.attaches {
+        if now == self.reported {
             return Ok(());
         }
-        let reports = now
-            .iter()
-            .map(|(plugin, attaches)| PluginReport { plugin: plugin.clone(), attaches: (*attaches).into() });
-        let report = from_node::Is::Plugins(Report { plugins: reports.collect() });
+        let report = from_node::Is::Plugins(Report { plugins: now.values().cloned().collect() });
         self.to_server
             .try_send(FromNode { is: Some(report) })
             .map_err(|_| "the server takes no message".to_owned())?;
-        self.attaches = now;
+        self.reported = now;
         Ok(())
     }
 }

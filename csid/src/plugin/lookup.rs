@@ -59,6 +59,15 @@ impl Plugins {
         serving(plugins.get(id)).any(|entry| entry.state.borrow().ready.is_some())
     }
 
+    /// Returns whether any instance is healthy and offers this service.
+    pub fn offers_now(&self, id: &str, service: Service) -> bool {
+        let plugins = self.entries();
+        let offers = |entry: &InstanceEntry| {
+            entry.state.borrow().ready.as_ref().is_some_and(|ready| ready.0.offers(service))
+        };
+        serving(plugins.get(id)).any(offers)
+    }
+
     /// Whether its mounts are served when this instance has left, so that it may although there are some: another one has node
     /// calls in the same directory, and controller calls where it had them and the plugin attaches.
     pub fn serves_without(&self, id: &str, instance: &str) -> bool {

@@ -189,6 +189,9 @@ pub struct Attachment {
     #[serde(default, with = "or_default")]
     pub node_id: Option<String>,
     pub leg: Leg,
+    /// Whether a server wants the attachment, and no call was made for it yet. csid alone makes the call at once.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub uncalled: bool,
     #[serde(default)]
     pub publish_context: BTreeMap<String, String>,
     /// The boot of the controller's last successful call. In another boot it is called again before a stage. `None`: no call
@@ -224,14 +227,55 @@ pub struct AttachCall {
     pub secrets_given: bool,
 }
 
+/// The servers' part of a volume while a controller is called for it, or may still run a call.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Driver {
+    /// The ID of the server that acts for the volume. Empty: any server may.
+    pub server: String,
+    /// The node that was sent the last call.
+    pub host: String,
+    /// `None`: the last call has no answer. The host may still run it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub call: Option<DrivenCall>,
+    /// The ID of the last call to the host that has no answer. Empty: there is none, or an earlier server did not note it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub unanswered: String,
+    /// How long the plugin has for the call and for one without an answer, in milliseconds. 0: an earlier server did not note it.
+    #[serde(default)]
+    pub deadline_ms: u64,
+}
+
+/// A call to a controller that a server has sent, or is about to send.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct DrivenCall {
+    /// Random.
+    pub id: String,
+    pub rpc: DrivenRpc,
+    /// The node that is attached or detached, and the consumer whose claim wants it.
+    pub node: String,
+    pub consumer: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DrivenRpc {
+    /// ControllerPublishVolume.
+    Publish,
+    /// ControllerUnpublishVolume.
+    Unpublish,
+}
+
 /// Shows no value of the publish context, since a plugin may put a token there.
 impl fmt::Debug for Attachment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Attachment { node, node_id, leg, publish_context, boot, by_call, secrets } = self;
+        let Attachment { node, node_id, leg, uncalled, publish_context, boot, by_call, secrets } = self;
         f.debug_struct("Attachment")
             .field("node", node)
             .field("node_id", node_id)
             .field("leg", leg)
+            .field("uncalled", uncalled)
             .field("publish_context", &publish_context.keys())
             .field("boot", boot)
             .field("by_call", by_call)
@@ -257,6 +301,7 @@ impl Attachment {
             node: node.to_owned(),
             node_id: None,
             leg,
+            uncalled: false,
             publish_context: BTreeMap::new(),
             boot: None,
             by_call: None,
@@ -290,6 +335,8 @@ pub struct Record {
     pub registration: Option<Registration>,
     pub claims: ClaimSet,
     pub attachments: Vec<Attachment>,
+    /// `None`: no server of a cluster calls a controller for the volume. A csid that is alone has none.
+    pub driver: Option<Driver>,
     /// The index of its last change; 0: it is not there.
     pub revision: u64,
 }
@@ -303,6 +350,7 @@ impl Record {
             registration: None,
             claims: ClaimSet::default(),
             attachments: Vec::new(),
+            driver: None,
             revision: 0,
         }
     }
@@ -348,5 +396,6 @@ impl Record {
         !matches!(standing, None | Some(Standing::Registered))
             || self.claims.iter().any(|claim| claim.releasing || claim.state != ClaimState::Taken)
             || self.attachments.iter().any(|at| at.leg != Leg::Present)
+            || self.driver.is_some()
     }
 }

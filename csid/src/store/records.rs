@@ -54,6 +54,7 @@ pub(super) fn record(row: &Row<'_>) -> rusqlite::Result<Record> {
         registration,
         claims: ClaimSet::default(),
         attachments: from_json(row, 5)?,
+        driver: None,
         revision: from_bits(row, 7)?,
     })
 }

@@ -3,13 +3,14 @@
 use crate::error::{Error, Kind, Result};
 use crate::store::event_kind::EventKind;
 use crate::store::registry::{
-    Capability, Claim, ClaimState, Creation, Heal, Origin, Record, Registration, Standing, Use, VolumeName,
-    VolumeSpec,
+    AttachSecrets, Attachment, Capability, Claim, ClaimState, Creation, Heal, Origin, Record, Registration,
+    Standing, Use, VolumeName, VolumeSpec,
 };
 use crate::store::rows::{AccessMode, AttachmentMode, VolumeKey};
 use crate::store::volume_handle::VolumeHandle;
 use crate::volume::errors::claim::ClaimError;
 use crate::volume::errors::volume::VolumeError;
+use crate::volume::model::claim::{ClaimAction, ClaimEffect};
 use crate::volume::model::subject::{ClaimKey, Subject};
 
 /// Returns whether the volume is being created and its external id is unknown.
@@ -307,6 +308,29 @@ pub(in crate::volume) fn is_healed(record: &Record) -> bool {
 
 pub(in crate::volume) fn is_of_file(record: &Record) -> bool {
     record.registration.as_ref().is_some_and(|registration| registration.origin == Origin::File)
+}
+
+/// Enters the secrets that the attach of an effect has into the attachment. The detach needs them, too. `given`: the call has secrets.
+pub fn enter_attach_secrets(record: &mut Record, effect: &ClaimEffect, given: bool) {
+    let ClaimEffect { action: ClaimAction::Attach, consumer, node, from, .. } = effect else { return };
+    // The detach also needs the secrets of an earlier attach.
+    let had = match from {
+        None => AttachSecrets::default(),
+        Some(_) => record.attach_secrets(node),
+    };
+    let claim = record.claim_at(consumer, node).or(record.claim(consumer));
+    let credential = claim.and_then(|claim| claim.credential.clone());
+    let secrets = AttachSecrets { credential: credential.or(had.credential), given: had.given || given };
+    if let Some(at) = record.attachments.iter_mut().find(|at| at.node == *node) {
+        at.secrets = Some(secrets);
+    }
+}
+
+/// Returns the values other than secrets that a plugin got for a registered volume and may repeat. They may contain a secret.
+pub fn given_values(registration: &Registration, attachments: &[Attachment]) -> Vec<String> {
+    let spec = &registration.spec;
+    let of_volume = spec.context.values().chain(spec.parameters.values()).chain(&spec.mount_flags);
+    of_volume.chain(attachments.iter().flat_map(|at| at.publish_context.values())).cloned().collect()
 }
 
 #[cfg(test)]

@@ -45,4 +45,4 @@ pub use api::views::{Drained, MountView, Mounted, OperationView, Recovered, Repo
 pub use lifecycle::refuse_nonsense;
 pub use manager::Volumes;
 pub use model::volume::Paths;
-pub use volumes::volumes_d;
+pub use volumes::{forwarded, volumes_d};

@@ -1,6 +1,8 @@
 //! The rules that servers of a cluster share with csid: all that they need of this crate besides the types of `store`. The rules are
 //! pure. They use no mount, plugin or journal, so they run where csid does not.
 
+use std::collections::BTreeMap;
+
 use crate::error::{Error, Result};
 use crate::names;
 use crate::names::Word;
@@ -13,8 +15,15 @@ use crate::volume::errors::volume::VolumeError;
 use crate::volume::lifecycle;
 
 pub use crate::store::event_kind::EventKind;
-pub use crate::volume::lifecycle::refuse_nonsense;
-pub use crate::volume::model::claim::{ClaimEvent, ClaimNext, ClaimRefusal, Claims, step};
+pub use crate::volume::lifecycle::{enter_attach_secrets, given_values, refuse_nonsense};
+pub use crate::volume::model::claim::{
+    ClaimAction, ClaimEffect, ClaimEvent, ClaimNext, ClaimOutcome, ClaimRefusal, Claims, reader_only, step,
+};
+
+/// The limit of a publish context in a cluster, in bytes. A plugin's longer answer is refused.
+const PUBLISH_CONTEXT: usize = 24 * 1024;
+/// The limit of the entries of a publish context.
+const ENTRIES: usize = 1000;
 
 /// Returns the error of a refused claim.
 pub fn refused(refusal: ClaimRefusal, name: &VolumeName, consumer: &str) -> Error {
@@ -80,6 +89,29 @@ pub fn check_credential(namespace: &str, name: &str) -> Result<()> {
         true => Ok(()),
         false => Err(Error::invalid(format!("credential is not csid.{namespace}.NAME, NAME without a dot"))),
     }
+}
+
+/// Checks a plugin's ID of a volume.
+pub fn check_external_id(id: &str) -> Result<()> {
+    names::external_id("external-id", id)
+}
+
+/// Checks a plugin's name of a node.
+pub fn check_node_id(node_id: &str) -> Result<()> {
+    names::node_id(node_id)
+}
+
+/// Checks the size of a publish context.
+pub fn check_publish_context(context: &BTreeMap<String, String>) -> Result<()> {
+    let bytes: usize = context.iter().map(|(key, value)| key.len() + value.len()).sum();
+    if bytes > PUBLISH_CONTEXT || context.len() > ENTRIES {
+        let text = format!(
+            "publish context has {} entries and {bytes} bytes; the limits are {ENTRIES} and {PUBLISH_CONTEXT}",
+            context.len()
+        );
+        return Err(Error::invalid(text));
+    }
+    Ok(())
 }
 
 /// Reads a claim's use of a volume from the words of the contract.

@@ -1,5 +1,7 @@
 //! The seam between the engine of claims and the servers of a cluster. A csid that is alone has none.
 
+use std::collections::BTreeMap;
+
 use futures_util::future::BoxFuture;
 
 use crate::error::{Error, Result};
@@ -40,11 +42,22 @@ pub trait Servers: Send + Sync {
 }
 
 /// A claim that a server has granted.
+#[derive(Clone)]
 pub struct Granted {
     /// The claim's random name.
     pub id: String,
     /// The volume without its claims, at revision 0.
     pub record: Record,
+    /// `None`: the plugin attaches nothing.
+    pub attached: Option<Attached>,
+}
+
+/// The attachment of a volume to this node, which the servers have made.
+#[derive(Clone)]
+pub struct Attached {
+    /// The plugin's name of this node.
+    pub node_id: String,
+    pub publish_context: BTreeMap<String, String>,
 }
 
 impl From<ServerFailure> for Error {

@@ -1,7 +1,8 @@
 //! The keys and values that are in etcd.
 
 use csid::store::registry::{
-    AttachCall, Attachment, Claim, ClaimFilter, OfVolume, Record, RecordFilter, Registry, RegistryError, Swap,
+    AttachCall, Attachment, Claim, ClaimFilter, DrivenCall, DrivenRpc, Driver, OfVolume, Record,
+    RecordFilter, Registry, RegistryError, Swap,
 };
 use csid::store::rows::{Leg, VolumeKey};
 use csid::store::testing::samples::{claim, name, new, record, representative_swaps, swap, swap_in};
@@ -15,6 +16,34 @@ const DATA: &str = "/csid/v1/vol/default/data";
 fn message(error: RegistryError) -> String {
     assert!(matches!(error, RegistryError::Failed(_)), "{error:?}");
     error.to_string()
+}
+
+#[tokio::test]
+async fn driver_is_in_the_head_until_it_is_cleared() {
+    let cluster = Cluster::start(1, &[]).await;
+    let (registry, mut raw) =
+        (registry(cluster.endpoints()), Raw::connect(cluster.members[0].endpoint()).await);
+    swap_in(&registry, swap(&Record::none(name("data")), record("data", &["job/1"]))).await.unwrap();
+    let call =
+        DrivenCall { id: "c".into(), rpc: DrivenRpc::Unpublish, node: "n1".into(), consumer: "job/1".into() };
+    let driver = Driver {
+        server: "s".into(),
+        host: "h".into(),
+        call: Some(call),
+        unanswered: "b".into(),
+        deadline_ms: 7000,
+    };
+    change(&registry, "data", |record| record.driver = Some(driver.clone())).await.unwrap();
+    let due = json!({"server": "s", "host": "h",
+        "call": {"id": "c", "rpc": "unpublish", "node": "n1", "consumer": "job/1"},
+        "unanswered": "b", "deadline-ms": 7000});
+    assert_eq!(raw.json(&format!("{DATA}/head")).await["driver"], due);
+    assert_eq!(registry.record(name("data")).await.unwrap().driver, Some(driver));
+    let restless = RecordFilter { restless: true, ..RecordFilter::default() };
+    assert!(registry.records(restless).await.unwrap().0.iter().any(|record| record.driver.is_some()));
+    change(&registry, "data", |record| record.driver = None).await.unwrap();
+    assert!(raw.json(&format!("{DATA}/head")).await.get("driver").is_none());
+    assert_eq!(registry.record(name("data")).await.unwrap().driver, None);
 }
 
 #[tokio::test]

@@ -154,7 +154,11 @@ async fn lie_in_a_session_is_refused() {
     assert_eq!(Refusal::of(&refused).kind, "StateCorrupt");
     assert!(raw.below("/csid/v1/session/").await.is_empty());
 
-    let plugin = |name: &str| PluginReport { plugin: name.into(), attaches: Attaches::No.into() };
+    let plugin = |name: &str| PluginReport {
+        plugin: name.into(),
+        attaches: Attaches::No.into(),
+        ..PluginReport::default()
+    };
     let many = (0..65).map(|n| plugin(&format!("p{n}"))).collect();
     for plugins in [many, vec![plugin(&long)], vec![plugin("")]] {
         let mut session = node.join(0).await;
@@ -164,7 +168,7 @@ async fn lie_in_a_session_is_refused() {
     }
     // A value of a later version is taken for unknown.
     let mut session = node.join(0).await;
-    let report = PluginReport { plugin: "p".into(), attaches: 77 };
+    let report = PluginReport { plugin: "p".into(), attaches: 77, ..PluginReport::default() };
     let report = from_node::Is::Plugins(Plugins { plugins: vec![report] });
     session.to_server.send(FromNode { is: Some(report) }).await.unwrap();
     eventually("the report is written", async || {

@@ -1,6 +1,11 @@
 //! A cluster of real processes: etcd, servers, and nodes that reach them through csid-link. The nodes' side of the protocol is the test.
 
 mod access;
+mod attach;
+mod attach_failures;
+mod attach_lies;
+mod attach_random;
+mod attach_waits;
 mod certificates;
 mod claims;
 mod credentials;

@@ -46,6 +46,11 @@ namespaces = ["default"]
 may = ["register"]
 
 [[grant]]
+who = "node/c*"
+namespaces = ["default", "shared"]
+may = ["join", "controller:p"]
+
+[[grant]]
 who = "node/joins"
 namespaces = ["*"]
 may = ["join"]
@@ -487,7 +492,25 @@ pub async fn open(client: &mut ClusterClient<Channel>, hello: Hello) -> Result<(
 
 impl Session {
     pub async fn report(&mut self, attaches: Attaches) {
-        let report = PluginReport { plugin: "p".into(), attaches: attaches.into() };
+        let report =
+            PluginReport { plugin: "p".into(), attaches: attaches.into(), ..PluginReport::default() };
+        let plugins = Plugins { plugins: vec![report] };
+        self.to_server.send(FromNode { is: Some(from_node::Is::Plugins(plugins)) }).await.unwrap();
+    }
+
+    /// Reports that plugin `p` attaches nothing by this node, and has a name for it.
+    pub async fn report_name(&mut self, node_id: &str) {
+        self.report_as(PluginReport {
+            plugin: "p".into(),
+            attaches: Attaches::No.into(),
+            node_id: node_id.into(),
+            controller: false,
+        })
+        .await;
+    }
+
+    /// Reports one plugin.
+    pub async fn report_as(&mut self, report: PluginReport) {
         let plugins = Plugins { plugins: vec![report] };
         self.to_server.send(FromNode { is: Some(from_node::Is::Plugins(plugins)) }).await.unwrap();
     }

@@ -61,7 +61,7 @@ fn killed_host_and_its_servers_agree() {
 }
 
 /// Starts csid after it was killed.
-async fn again(w: &mut World, fault: &Fault) -> Client {
+pub(crate) async fn again(w: &mut World, fault: &Fault) -> Client {
     eventually("csid is killed", async || w.dead()).await;
     fault.disarm();
     assert!(w.launch(&[]).await);

@@ -3,6 +3,7 @@
 #[path = "../../../server/tests/cluster/certificates.rs"]
 #[allow(dead_code, reason = "the tests of the servers use more of it")]
 mod certificates;
+mod controllers;
 mod cut_off;
 #[path = "../../../etcd/tests/etcd/cluster.rs"]
 #[allow(dead_code, reason = "the tests of the registry use more of it")]
@@ -22,8 +23,30 @@ use std::path::Path;
 use csid_client::Client;
 use csid_tests::ask::*;
 use csid_tests::world::{World, eventually};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::site::{Node, Site};
+
+/// One host's end of what two hosts' tests say to each other.
+struct Other {
+    says: UnboundedSender<&'static str>,
+    hears: UnboundedReceiver<&'static str>,
+}
+
+impl Other {
+    fn pair() -> (Other, Other) {
+        let ((says, heard), (answers, hears)) = (unbounded_channel(), unbounded_channel());
+        (Other { says, hears }, Other { says: answers, hears: heard })
+    }
+
+    fn say(&self, what: &'static str) {
+        self.says.send(what).expect("the other host's test goes on");
+    }
+
+    async fn hear(&mut self, what: &str) {
+        assert_eq!(self.hears.recv().await, Some(what), "the other host's test has ended");
+    }
+}
 
 /// Returns what csid.toml says of a node, whose link has its sockets in `link`.
 fn of_node(name: &str, link: &Path) -> String {

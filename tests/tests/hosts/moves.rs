@@ -5,31 +5,9 @@ use std::path::Path;
 use csid_client::{Kind, MountOptions};
 use csid_tests::ask::*;
 use csid_tests::world::{World, eventually, refusal, world};
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::site::Site;
 use crate::*;
-
-/// One host's end of what two hosts' tests say to each other.
-struct Other {
-    says: UnboundedSender<&'static str>,
-    hears: UnboundedReceiver<&'static str>,
-}
-
-impl Other {
-    fn pair() -> (Other, Other) {
-        let ((says, heard), (answers, hears)) = (unbounded_channel(), unbounded_channel());
-        (Other { says, hears }, Other { says: answers, hears: heard })
-    }
-
-    fn say(&self, what: &'static str) {
-        self.says.send(what).expect("the other host's test goes on");
-    }
-
-    async fn hear(&mut self, what: &str) {
-        assert_eq!(self.hears.recv().await, Some(what), "the other host's test has ended");
-    }
-}
 
 /// Runs the second host until the first has had its volume back.
 async fn second(w: &mut World, link: &Path, mut first: Other) {

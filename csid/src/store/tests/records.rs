@@ -272,6 +272,10 @@ fn absent_values_are_written_as_empty() {
         Registration { capacity: Some(7), blocked: blocked(), error: Some("e".into()), ..idle.clone() };
     let unknown = Attachment::new("n1", Leg::Present);
     let called = Attachment { boot: Some("b".into()), node_id: Some("i-1".into()), ..unknown.clone() };
+    // Only a server writes that an attachment was not called for.
+    let (old, new) = (json!(&unknown), json!(Attachment { uncalled: true, ..unknown.clone() }));
+    assert!(old.get("uncalled").is_none() && new["uncalled"] == true);
+    assert!(serde_json::from_value::<Attachment>(new).unwrap().uncalled);
     let texts = |value: serde_json::Value, due: serde_json::Value| {
         for (key, due) in due.as_object().unwrap() {
             assert_eq!(&value[key], due, "{key}");

@@ -13,8 +13,9 @@ use crate::fault;
 use crate::plugin::ATTACHES;
 use crate::store::Durability;
 use crate::store::registry::{
-    AttachSecrets, Bound, Claim, ClaimState, Conflict, Record, Registration, RegistryError, Swap, VolumeName,
+    Attachment, Bound, Claim, ClaimState, Conflict, Record, Registration, RegistryError, Swap, VolumeName,
 };
+use crate::store::rows::Leg;
 use crate::volume::api::requests::Authority;
 use crate::volume::control::claim_effects::{ClaimEffectFailure, Facts};
 use crate::volume::control::engine::Engine;
@@ -22,13 +23,14 @@ use crate::volume::errors::claim::ClaimError;
 use crate::volume::errors::operation::OperationError;
 use crate::volume::errors::volume::VolumeError;
 use crate::volume::events::claim as claim_events;
-use crate::volume::lifecycle::past;
+use crate::volume::lifecycle::{enter_attach_secrets, past};
 use crate::volume::model::claim;
 use crate::volume::model::claim::{ClaimAction, ClaimEffect, ClaimEvent, ClaimNext, ClaimOutcome, Claims};
 use crate::volume::model::subject::{ClaimKey, Subject};
 use crate::volume::operation::running::Unfinished;
 use crate::volume::operation::table::now_usec;
 use crate::volume::seam::Site;
+use crate::volume::servers::Granted;
 use crate::volume::waits::PluginWaits;
 
 /// The number of volumes that a refusal by the volume limit names.
@@ -457,11 +459,8 @@ fn enter(record: &mut Record, event: &ClaimEvent, next: &ClaimNext, facts: &Fact
         {
             claim.error.clone_from(&facts.error);
         }
-        if let Some((id, registration)) = &facts.granted {
-            record.registration.clone_from(registration);
-            if let Some(claim) = record.claims.get_mut(&effect.consumer) {
-                claim.id.clone_from(id);
-            }
+        if let Some(granted) = &facts.granted {
+            enter_grant(record, effect, granted);
         }
         if let Some(context) = &facts.publish_context
             && let Some(at) = record.attachments.iter_mut().find(|at| at.node == effect.node)
@@ -469,18 +468,26 @@ fn enter(record: &mut Record, event: &ClaimEvent, next: &ClaimNext, facts: &Fact
             at.publish_context.clone_from(context);
         }
     }
-    if let ClaimNext::Run(ClaimEffect { action: ClaimAction::Attach, consumer, node, from, .. }) = next {
-        // The detach also needs the secrets of an earlier attach.
-        let had = match from {
-            None => AttachSecrets::default(),
-            Some(_) => record.attach_secrets(node),
-        };
-        let credential = record.claim(consumer).and_then(|claim| claim.credential.clone());
-        let secrets = AttachSecrets { credential: credential.or(had.credential), given: had.given || given };
-        if let Some(at) = record.attachments.iter_mut().find(|at| at.node == *node) {
-            at.secrets = Some(secrets);
-        }
+    if let ClaimNext::Run(effect) = next {
+        enter_attach_secrets(record, effect, given);
     }
+}
+
+/// Enters what a server of a cluster has granted: the claim's name, the registration, and the attachment that the servers have made.
+fn enter_grant(record: &mut Record, effect: &ClaimEffect, granted: &Granted) {
+    let Granted { id, record: of_servers, attached } = granted;
+    record.registration.clone_from(&of_servers.registration);
+    if let Some(claim) = record.claims.get_mut(&effect.consumer) {
+        claim.id.clone_from(id);
+    }
+    record.attachments.retain(|at| at.node != effect.node);
+    let boot = record.claim(&effect.consumer).and_then(|claim| claim.grant.as_ref()?.boot.clone());
+    record.attachments.extend(attached.as_ref().map(|attached| Attachment {
+        node_id: Some(attached.node_id.clone()),
+        publish_context: attached.publish_context.clone(),
+        boot,
+        ..Attachment::new(&effect.node, Leg::Present)
+    }));
 }
 
 /// Returns whether a registration is a copy of that of a cluster's servers.

@@ -11,17 +11,17 @@ use crate::plugin::{CallContext, Controller, RpcError, RpcKind, RpcOutcome};
 use crate::secret::Secrets;
 use crate::store::registry::{Claim, ClaimState, Record, Registration};
 use crate::volume::control::engine::Engine;
-use crate::volume::control::secrets::given_values;
 use crate::volume::errors::claim::ClaimError;
 use crate::volume::errors::operation::OperationError;
 use crate::volume::errors::volume::VolumeError;
+use crate::volume::lifecycle::given_values;
 use crate::volume::lifecycle::known_id;
 use crate::volume::model::claim;
 use crate::volume::model::claim::{ClaimAction, ClaimEffect, ClaimOutcome};
 use crate::volume::model::subject::{ClaimKey, Subject};
 use crate::volume::operation::orders::abandoned;
 use crate::volume::seam::Site;
-use crate::volume::servers::{ServerFailure, Servers};
+use crate::volume::servers::{Granted, ServerFailure, Servers};
 use crate::volume::waits::PluginWaits;
 
 /// How long a caller that does not need it waits for a server to learn that a claim has ended.
@@ -36,8 +36,8 @@ fn unanswered() -> ServerFailure {
 #[derive(Clone, Default)]
 pub(in crate::volume) struct Facts {
     pub(in crate::volume) publish_context: Option<BTreeMap<String, String>>,
-    /// The name that a server gave the claim, and the registration of its volume.
-    pub(in crate::volume) granted: Option<(String, Option<Registration>)>,
+    /// What a server has granted.
+    pub(in crate::volume) granted: Option<Granted>,
     pub(in crate::volume) error: Option<String>,
 }
 
@@ -94,13 +94,13 @@ impl<S: Site> Engine<'_, S> {
         Ok(facts)
     }
 
-    /// Has a server of the cluster grant the claim. Returns the claim's name, and the registration of the volume. The call goes on
-    /// when its callers have left: it is bounded in time, and its outcome matters.
+    /// Has a server of the cluster grant the claim. The call goes on when its callers have left: it is bounded in time, and its
+    /// outcome matters.
     async fn claim_at_servers(
         &mut self,
         record: &Record,
         effect: &ClaimEffect,
-    ) -> Result<(String, Option<Registration>), ClaimEffectFailure> {
+    ) -> Result<Granted, ClaimEffectFailure> {
         if let Some(kind) = self.site.operation().signals.borrow().abandon {
             return Err(ClaimEffectFailure::new(
                 ClaimOutcome::NotSent(None),
@@ -117,7 +117,7 @@ impl<S: Site> Engine<'_, S> {
             let replaced = VolumeError::Replaced { name: record.name.clone() }.into();
             return Err(ClaimEffectFailure::new(ClaimOutcome::Unknown, replaced));
         }
-        Ok((granted.id, granted.record.registration))
+        Ok(granted)
     }
 
     /// Reports to the servers of the cluster that this node has nothing of the claim any more.

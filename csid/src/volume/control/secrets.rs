@@ -1,6 +1,6 @@
 //! Secrets that a plugin may know of a volume, and may repeat in its messages.
 
-use crate::store::registry::{Attachment, Record, Registration};
+use crate::store::registry::Record;
 use crate::volume::control::engine::Engine;
 use crate::volume::seam::Site;
 
@@ -25,14 +25,4 @@ impl<S: Site> Engine<'_, S> {
         });
         mounts || claims || (attached && !given)
     }
-}
-
-/// Returns the values other than secrets that a plugin got for a registered volume and may repeat. They may contain a secret.
-pub(in crate::volume) fn given_values(
-    registration: &Registration,
-    attachments: &[Attachment],
-) -> Vec<String> {
-    let spec = &registration.spec;
-    let of_volume = spec.context.values().chain(spec.parameters.values()).chain(&spec.mount_flags);
-    of_volume.chain(attachments.iter().flat_map(|at| at.publish_context.values())).cloned().collect()
 }

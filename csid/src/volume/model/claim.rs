@@ -143,7 +143,8 @@ pub(in crate::volume) fn conflict(one: &Claim, other: &Claim) -> bool {
     matches!(admit(&held, other), Err(ClaimRefusal::Conflict { .. }))
 }
 
-pub(in crate::volume) fn reader_only(mode: AccessMode) -> bool {
+/// Returns whether an access mode allows readers alone.
+pub fn reader_only(mode: AccessMode) -> bool {
     matches!(mode, AccessMode::SingleNodeReaderOnly | AccessMode::MultiNodeReaderOnly)
 }
 
@@ -257,7 +258,7 @@ impl Claims {
             return self.attachments.retain(|at| at.node != node);
         }
         match self.attachments.iter_mut().find(|at| at.node == node) {
-            Some(at) => at.leg = leg,
+            Some(at) => (at.leg, at.uncalled) = (leg, at.uncalled && leg == Leg::Making),
             None => self.attachments.push(Attachment::new(node, leg)),
         }
         let boot = self.boot.clone();
@@ -266,10 +267,15 @@ impl Claims {
         }
     }
 
+    /// Writes that an attachment is wanted. A server makes the call later, and then says so in the row.
     fn make(&mut self, node: &str) {
+        let is_later = self.node.is_some() && self.leg(node) == Leg::Absent;
         self.set_leg(node, Leg::Making);
         let node_id = self.node_id.clone();
-        self.attachments.iter_mut().filter(|at| at.node == node).for_each(|at| at.node_id = node_id.clone());
+        if let Some(at) = self.attachments.iter_mut().find(|at| at.node == node) {
+            at.node_id = node_id;
+            at.uncalled |= is_later;
+        }
     }
 
     /// Restores the attachment to `from`, because the intended call had no effect.
@@ -314,15 +320,22 @@ impl Claims {
     /// attachment.
     fn is_renamed(&self, node: &str) -> bool {
         let Some(now) = &self.node_id else { return false };
-        let other = |at: &Attachment| at.node == node && at.node_id.as_ref().is_some_and(|id| id != now);
+        let other = |at: &Attachment| {
+            at.node == node && !at.uncalled && at.node_id.as_ref().is_some_and(|id| id != now)
+        };
         self.attachments.iter().any(other)
     }
 
     /// Returns whether the node is known to be detached. An attach that was intended before the plugin was known not to attach
-    /// was never sent (CSI rule 19). `None`: not known yet.
+    /// was never sent (CSI rule 19). An attachment that the servers of a cluster have made is theirs to end. `None`: not known yet.
     fn is_none(&self, node: &str) -> Option<bool> {
+        let is_granted = |claim: &Claim| claim.node == node && claim.grant.is_some();
+        if self.cluster.is_some() || self.claims.iter().any(is_granted) {
+            return Some(true);
+        }
         match self.attachments.iter().find(|at| at.node == node) {
             None => Some(true),
+            Some(at) if at.uncalled => Some(true),
             Some(at) if at.leg == Leg::Present || at.boot.is_some() => Some(false),
             Some(_) => self.attaches.map(|attaches| !attaches),
         }
@@ -375,7 +388,7 @@ pub fn step(volume: &Claims, event: ClaimEvent) -> Result<(Claims, ClaimNext), C
         }
         ClaimEvent::Detached { consumer } => {
             let claim = volume.claim_mut(&consumer)?;
-            claim.releasing = true;
+            (claim.releasing, claim.blocked) = (true, None);
             if claim.state == ClaimState::Taken {
                 claim.state = ClaimState::NodeDetached;
             }
@@ -470,7 +483,8 @@ fn advance(volume: &mut Claims, consumer: &str) -> ClaimNext {
     loop {
         let Some(claim) = volume.claim(consumer).cloned() else { return ClaimNext::Free };
         let leg = volume.leg(&claim.node);
-        let from = volume.attachments.iter().find(|at| at.node == claim.node).cloned().map(Box::new);
+        let is_from = |at: &&Attachment| at.node == claim.node && !at.uncalled;
+        let from = volume.attachments.iter().find(is_from).cloned().map(Box::new);
         let run = |action| {
             ClaimNext::Run(ClaimEffect {
                 action,

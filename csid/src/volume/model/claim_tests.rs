@@ -605,6 +605,48 @@ fn detached_claim_waits_for_others_of_its_node() {
 }
 
 #[test]
+fn detached_claim_is_blocked_no_more() {
+    let mut blocked = claim("a", "n1", Write, SingleNodeWriter);
+    blocked.blocked = Some(Blocked { reason: "no credential".into() });
+    let mut held = Claims { attaches: Some(true), ..in_cluster("n1", &[blocked]) };
+    held.attachments.push(Attachment::new("n1", Leg::Removing));
+    let (held, next) = step(&held, ClaimEvent::Detached { consumer: "a".into() }).unwrap();
+    assert!(matches!(next, ClaimNext::Run(ClaimEffect { action: ClaimAction::Detach, .. })), "{next:?}");
+    assert_eq!(held.claims[0].blocked, None);
+}
+
+/// A server writes the attachment with the claim, and calls later.
+#[test]
+fn attachment_without_a_call_is_dropped() {
+    let wanted = claim("a", "n1", Write, SingleNodeWriter);
+    let free = Claims { attaches: Some(true), ..in_cluster("n1", &[]) };
+    let (making, next) = step(&free, ClaimEvent::Claim(wanted)).unwrap();
+    assert!(making.attachments[0].uncalled && making.leg("n1") == Leg::Making);
+    let ClaimNext::Run(attach) = next else { panic!("{next:?}") };
+    // Another name of the node changes the intent alone.
+    let renamed = Claims { node_id: Some("later".into()), ..making.clone() };
+    let (again, next) = step(&renamed, ClaimEvent::Continue { consumer: "a".into() }).unwrap();
+    assert_eq!(next, ClaimNext::Run(ClaimEffect { from: None, ..attach.clone() }));
+    assert_eq!(again.attachments[0].node_id.as_deref(), Some("later"));
+    for event in [
+        ClaimEvent::Release { consumer: "a".into() },
+        ClaimEvent::Detached { consumer: "a".into() },
+        ClaimEvent::Ended { effect: attach.clone(), outcome: ClaimOutcome::NotSent(Some("no".into())) },
+    ] {
+        let (left, next) = step(&making, event).unwrap();
+        assert_eq!((next, left.claims.len(), left.attachments.len()), (ClaimNext::Free, 0, 0));
+    }
+    let mut called = making.clone();
+    called.attachments[0].uncalled = false;
+    let (left, next) = step(&called, ClaimEvent::Release { consumer: "a".into() }).unwrap();
+    assert!(matches!(next, ClaimNext::Run(ClaimEffect { action: ClaimAction::Detach, .. })), "{next:?}");
+    assert_eq!(left.leg("n1"), Leg::Removing);
+    let (_, next) = step(&called, ClaimEvent::Continue { consumer: "a".into() }).unwrap();
+    let ClaimNext::Run(second) = next else { panic!("{next:?}") };
+    assert_eq!(second.from.map(|at| at.leg), Some(Leg::Making), "the earlier call may have been made");
+}
+
+#[test]
 fn a_uid_has_only_so_many_claims_of_a_volume() {
     let held: Vec<Claim> =
         (0..OF_UID).map(|n| claim(&format!("c{n}"), "n", Write, MultiNodeMultiWriter)).collect();

@@ -56,6 +56,24 @@ fn server_grants_first_and_hears_the_end_last() {
     assert_eq!((next, free.claims.len()), (ClaimNext::Free, 0));
 }
 
+/// The servers attach. This host's csid calls no controller, also after it has left the cluster.
+#[test]
+fn attachment_of_the_servers_is_theirs_to_end() {
+    for cluster in [Some("prod".to_owned()), None] {
+        let attachment = Attachment { boot: Some("boot 1".into()), ..Attachment::new("here", Leg::Present) };
+        let held = Claims {
+            cluster,
+            boot: "boot 1".into(),
+            attachments: vec![attachment],
+            ..holding(&[granted_in("boot 1")])
+        };
+        let release = ClaimEvent::Release { consumer: "a".into() };
+        let (leaving, effect) = run(&held, release, ClaimAction::NodeDetach);
+        let (left, _) = run(&leaving, ended(effect, ClaimOutcome::Done), ClaimAction::ServerDetached);
+        assert!(left.attachments.is_empty());
+    }
+}
+
 #[test]
 fn refused_claim_leaves_nothing_to_report() {
     for outcome in [ClaimOutcome::Hopeless("held".into()), ClaimOutcome::NotSent(Some("no".into()))] {

@@ -44,7 +44,8 @@ fn is_own(record: &Record, cluster: &str) -> bool {
     let is_alone = |claim: &Claim| claim.call.is_empty() || is_of_another(claim);
     (record.registration.is_some() && record.claims.is_empty())
         || record.claims.iter().any(is_alone)
-        || !record.attachments.is_empty()
+        // The servers attach for claims that they have granted.
+        || record.attachments.iter().any(|at| at.by_call.is_some() || record.claims.is_empty())
 }
 
 impl Volumes {

@@ -5,5 +5,6 @@ mod clustered;
 mod create;
 mod declared;
 mod delete;
+pub mod forwarded;
 mod register;
 pub mod volumes_d;

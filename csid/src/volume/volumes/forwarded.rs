@@ -1,0 +1,124 @@
+//! Calls to a controller that a server of the cluster sends to this host. csid keeps nothing of them: the servers have the volume's record,
+//! repeat what has to be repeated, and say what is due next.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Kind, Result, Step};
+use crate::fault;
+use crate::plugin::{CallContext, RpcKind};
+use crate::secret::Secrets;
+use crate::store::registry::VolumeName;
+use crate::store::rows::Usage;
+use crate::volume::control::claim_effects::failed;
+use crate::volume::manager::Volumes;
+use crate::volume::model::claim::ClaimOutcome;
+
+/// How long a call waits for a healthy controller.
+const CONTROLLER: Duration = Duration::from_secs(5);
+
+/// A call to a plugin's controller, for a claim that another host may have.
+pub struct ForwardedCall {
+    pub name: VolumeName,
+    pub plugin: String,
+    /// The plugin's ID of the volume.
+    pub external_id: String,
+    /// The plugin's name of the node that is attached or detached.
+    pub node_id: String,
+    /// `None`: the call has no secrets.
+    pub credential: Option<String>,
+    /// Values that the plugin had in other calls for the volume. No message may repeat them.
+    pub hide: Vec<String>,
+    pub rpc: ForwardedRpc,
+    /// How long the plugin has for its answer.
+    pub deadline: Duration,
+}
+
+pub enum ForwardedRpc {
+    /// ControllerPublishVolume.
+    Publish { usage: Box<Usage>, read_only: bool },
+    /// ControllerUnpublishVolume.
+    Unpublish,
+}
+
+/// A call that failed, with its outcome for the claim.
+pub struct ForwardedFailure {
+    pub outcome: ClaimOutcome,
+    pub error: Error,
+}
+
+impl Volumes {
+    /// Makes a call to this host's controller. Returns the publish context, which is empty after a detach.
+    pub async fn call_controller(
+        &self,
+        call: ForwardedCall,
+    ) -> Result<BTreeMap<String, String>, ForwardedFailure> {
+        let step = match call.rpc {
+            ForwardedRpc::Publish { .. } => Step::Attach,
+            ForwardedRpc::Unpublish => Step::Detach,
+        };
+        let answered = tokio::time::timeout(call.deadline, self.try_call_controller(&call)).await;
+        let answered = answered.unwrap_or_else(|_| {
+            let text = format!("plugin {} did not answer within {:?}", call.plugin, call.deadline);
+            Err(ForwardedFailure { outcome: ClaimOutcome::Unknown, error: Error::new(Kind::TimedOut, text) })
+        });
+        answered.map_err(|ForwardedFailure { outcome, error }| {
+            tracing::warn!(volume = %call.name, plugin = call.plugin, node_id = call.node_id, %error,
+                "a controller call of the cluster failed");
+            ForwardedFailure { outcome, error: error.with(|details| details.step = Some(step)) }
+        })
+    }
+
+    async fn try_call_controller(
+        &self,
+        call: &ForwardedCall,
+    ) -> Result<BTreeMap<String, String>, ForwardedFailure> {
+        let ForwardedCall { plugin, external_id, node_id, .. } = call;
+        let secrets = self.secrets_of(call).await.map_err(|error| {
+            let outcome = ClaimOutcome::NotSent(Some(error.message.clone()));
+            ForwardedFailure { outcome, error }
+        })?;
+        let controller = self.shared.plugins.controller(plugin, Instant::now() + CONTROLLER).await;
+        let controller = controller
+            .map_err(|error| ForwardedFailure { outcome: ClaimOutcome::NotSent(None), error })?
+            .hiding(call.hide.clone());
+        // A uid of another host is none of this one's. Volumes of the servers are root's here.
+        let context = CallContext {
+            uid: 0,
+            secrets: secrets.as_ref(),
+            secrets_forgotten: false,
+            patience: call.deadline,
+        };
+        let (called, kind) = match &call.rpc {
+            ForwardedRpc::Publish { usage, read_only } => {
+                let publish = controller.publish(external_id, node_id, usage, *read_only, context);
+                (fault::around("ControllerPublishVolume", publish).await, RpcKind::Attach)
+            }
+            ForwardedRpc::Unpublish => {
+                let unpublish = controller.unpublish(external_id, node_id, context);
+                let done = fault::around("ControllerUnpublishVolume", unpublish).await;
+                (done.map(|()| BTreeMap::new()), RpcKind::Detach)
+            }
+        };
+        match called {
+            Ok(answer) => Ok(answer),
+            Err(error) => {
+                let failure = failed(error, kind);
+                if failure.unimplemented {
+                    let deadline = Some(Instant::now() + CONTROLLER);
+                    if let Err(error) = self.shared.plugins.probe(plugin, deadline).await {
+                        tracing::warn!(plugin, %error, "the plugin does not say what it can do");
+                    }
+                }
+                Err(ForwardedFailure { outcome: failure.outcome, error: failure.error })
+            }
+        }
+    }
+
+    async fn secrets_of(&self, call: &ForwardedCall) -> Result<Option<Secrets>> {
+        match &call.credential {
+            Some(name) => self.shared.credential(name).await.map(Some),
+            None => Ok(None),
+        }
+    }
+}

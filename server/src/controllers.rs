@@ -1,0 +1,88 @@
+//! Nodes that run controllers of plugins. A node is one only by its grant.
+
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+
+use csi_proto::cluster::v1::{Attaches, Plugins};
+use csi_proto::identity::{Identity, Role};
+use csid::store::registry::Record;
+use csid::{Error, Kind};
+use csid_etcd::{Expected, Guard, RowKey, Write, Written};
+
+use crate::cluster::{Cluster, node_guard};
+use crate::failure::Result;
+use crate::rows::{self, PluginRow, Read};
+
+/// Tries of a change that others are faster with.
+const TRIES: usize = 16;
+/// The limit of nodes with a controller of one plugin.
+const CONTROLLERS: usize = 1000;
+
+impl Cluster {
+    /// Returns which of some nodes may be sent a volume's controller calls, the one that is preferred first. Volumes are spread over the
+    /// nodes, and one volume stays with one.
+    pub fn hosts(&self, record: &Record, nodes: Vec<String>) -> Vec<String> {
+        let (plugin, namespace) = (&record.volume.plugin, Some(record.name.namespace.as_str()));
+        let mut hosts: Vec<String> = nodes
+            .into_iter()
+            .filter(|node| self.config.grants.allow_controller(&self.identity_of(node), namespace, plugin))
+            .collect();
+        let volume = (&record.name.namespace, &record.name.volume);
+        let place = |node: &String| BuildHasherDefault::<DefaultHasher>::default().hash_one((volume, node));
+        hosts.sort_by_key(|node| std::cmp::Reverse(place(node)));
+        hosts
+    }
+
+    fn identity_of(&self, node: &str) -> Identity {
+        Identity { cluster: self.config.cluster.clone(), role: Role::Node, name: node.to_owned() }
+    }
+
+    /// Keeps which plugins of a node have a controller that attaches. The word of a node without the grant counts for nothing.
+    pub async fn keep_controllers(&self, node: &str, report: &Plugins) -> Result<()> {
+        let identity = self.identity_of(node);
+        for of in &report.plugins {
+            if of.attaches() == Attaches::Unknown {
+                continue;
+            }
+            let is_granted = self.config.grants.allow_controller(&identity, None, &of.plugin);
+            self.keep_controller(node, &of.plugin, is_granted && of.attaches() == Attaches::Yes).await?;
+        }
+        Ok(())
+    }
+
+    async fn keep_controller(&self, node: &str, plugin: &str, is_one: bool) -> Result<()> {
+        for _ in 0..TRIES {
+            let here = self.presence.here()?;
+            let present = self.plugin_now(plugin).await?;
+            let before = present.as_ref().map(|row| row.value.clone()).unwrap_or_default();
+            let mut after = before.clone();
+            match is_one {
+                true => after.controllers.insert(node.to_owned()),
+                false => after.controllers.remove(node),
+            };
+            if after == before {
+                return Ok(());
+            }
+            if after.controllers.len() > CONTROLLERS {
+                let text = format!("plugin {plugin} has controllers on {CONTROLLERS} nodes, the limit");
+                return Err(Error::new(Kind::RateLimited, text).into());
+            }
+            let Some(row) = self.unblocked(node).await? else { return Ok(()) };
+            let key = RowKey::Plugin(plugin.to_owned());
+            let write = Write { value: Some(rows::write(&key, &after)?), key, lease: 0 };
+            let guards = [plugin_guard(plugin, present.as_ref()), node_guard(node, &row), here.guard()];
+            let written = self.rows.write(&guards, vec![write]).await?;
+            self.forget(&RowKey::Plugin(plugin.to_owned()));
+            if let Written::Done { .. } = written {
+                return Ok(());
+            }
+        }
+        Err(Error::new(Kind::Busy, format!("the row of plugin {plugin} changed {TRIES} times meanwhile"))
+            .into())
+    }
+}
+
+/// Returns the guard of a plugin's row. A claim is granted without an attachment only while the plugin has no controller.
+pub fn plugin_guard(plugin: &str, row: Option<&Read<PluginRow>>) -> Guard {
+    let is = row.map_or(Expected::Absent, |row| Expected::Revision(row.revision));
+    Guard { key: RowKey::Plugin(plugin.to_owned()), is }
+}

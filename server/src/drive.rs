@@ -1,0 +1,653 @@
+//! Controller calls, one at a time for each volume. Which server calls stands in the volume's record, its *driver*.
+//!
+//! ```text
+//!            intent written              answered
+//!   no driver ────────────▶ driver(call) ─────────▶ no driver
+//!                                │ no answer, or the server is gone        the host is there, or its time is over
+//!                                └──────────────▶ driver(no call, host) ──────────────────────▶ driver(next call)
+//! ```
+//!
+//! The intent is in etcd before the call is sent, and its revision is the call's epoch. A call without an answer may run on its host for
+//! a while. So the next call goes to the same host, which makes them one after the other, or to another one when the time for that is over.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use csid::store::registry::{Claim, ClaimState, DrivenCall, DrivenRpc, Driver, Record, Registry, VolumeName};
+use csid::store::rows::Leg;
+use csid::volume::rules::{self, ClaimAction, ClaimEffect, ClaimEvent, ClaimNext, ClaimOutcome};
+use csid::{Error, Kind};
+use csid_etcd::{Expected, Guard, RowKey, Rows};
+use tokio::sync::{Notify, mpsc};
+use tokio::time::Instant;
+
+use crate::cluster::{Cluster, meta_guard, node_guard};
+use crate::controllers::plugin_guard;
+use crate::failure::Result;
+use crate::forward::{Ended, Ready, START, read};
+use crate::pace::{Awaited, Calls, Memory, Wish};
+use crate::records::{Around, stepped};
+use crate::rows::NodeState;
+use crate::sessions::Sessions;
+
+/// How much longer than that and than the plugin's time a server waits for the answer.
+const LATER: Duration = Duration::from_secs(5);
+/// How old an intent may be when its call is sent. A lease is over later.
+const FRESH: Duration = Duration::from_secs(5);
+/// The least time between two looks for volumes whose controllers have to be called.
+const LOOK: Duration = Duration::from_millis(300);
+/// How long a volume is left alone for which nothing can be done here, and for which another server acts.
+const NOTHING: Duration = Duration::from_secs(5);
+const OTHERS: Duration = Duration::from_secs(1);
+/// How long a node has no session before its pending claims end.
+const AWAY: Duration = Duration::from_secs(60);
+/// How long a look at an absent node counts. A pending claim is looked at more often.
+const FORGOTTEN: Duration = Duration::from_secs(15);
+/// The time between two looks for the outcomes that a server waits for at its end.
+const STOP: Duration = Duration::from_millis(50);
+/// Volumes for which this server acts at the same time.
+const VOLUMES: usize = 1000;
+/// The pause before another try for a claim that was given up, as csid alone has it.
+const BLOCKED: Duration = Duration::from_secs(300);
+/// The limit of a pause in which a task keeps its place.
+const SHORT: Duration = Duration::from_secs(1);
+/// Tries of a change that others are faster with.
+const TRIES: usize = 64;
+
+/// The volumes for which this server has controllers called.
+pub struct Driving {
+    cluster: Arc<Cluster>,
+    sessions: Arc<Sessions>,
+    table: Mutex<HashMap<VolumeName, Place>>,
+    /// Nodes with a pending claim, as this server has seen them.
+    away: Mutex<HashMap<String, Away>>,
+    calls: Calls,
+    /// Has the volumes that rest looked at.
+    looks: Notify,
+    /// Whether this server stops: it makes no more calls.
+    stops: AtomicBool,
+}
+
+/// A node with a pending claim.
+struct Away {
+    /// The first look without a session. `None`: it has one.
+    since: Option<Instant>,
+    /// The last look.
+    last: Instant,
+}
+
+enum Place {
+    /// A task acts for the volume. `again`: it is to look once more at its end.
+    Runs { again: bool },
+    /// Nothing can be done here before this time, unless the record changes or somebody says otherwise.
+    Rests(Instant, Memory),
+}
+
+/// The host of a volume's next call.
+struct Next<'a> {
+    /// `None`: there is none here, or a call without an answer may still run on another one.
+    host: Option<&'a String>,
+    /// How long a call without an answer may still run. `None`: there is none.
+    may_run: Option<Duration>,
+}
+
+/// What a turn leaves to do.
+enum Turn {
+    /// There may be more to do at once.
+    Again,
+    Wait(Duration),
+    /// Nothing, for so long.
+    Rest(Duration),
+}
+
+impl Driving {
+    pub fn new(cluster: Arc<Cluster>, sessions: Arc<Sessions>) -> Driving {
+        Driving {
+            cluster,
+            sessions,
+            table: Mutex::default(),
+            away: Mutex::default(),
+            calls: Calls::default(),
+            looks: Notify::new(),
+            stops: AtomicBool::new(false),
+        }
+    }
+
+    fn table(&self) -> MutexGuard<'_, HashMap<VolumeName, Place>> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn away(&self) -> MutexGuard<'_, HashMap<String, Away>> {
+        self.away.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Acts for volumes until the task is aborted. `due` has those that somebody waits for.
+    pub async fn run(self: Arc<Self>, mut due: mpsc::Receiver<VolumeName>) {
+        let asked = async {
+            while let Some(name) = due.recv().await {
+                self.begin(&name, None);
+            }
+        };
+        tokio::join!(asked, self.look());
+    }
+
+    /// Has all volumes looked at that rest: a node has a controller that it had not.
+    pub fn has_controller(&self) {
+        let now = Instant::now();
+        for place in self.table().values_mut() {
+            if let Place::Rests(until, _) = place {
+                *until = now;
+            }
+        }
+        self.looks.notify_one();
+    }
+
+    /// Makes no more calls, and waits for the outcomes of those that were sent. The caller bounds the wait.
+    pub async fn stop(&self) {
+        self.stops.store(true, Ordering::Release);
+        let runs = || self.table().values().any(|place| matches!(place, Place::Runs { .. }));
+        while runs() {
+            tokio::time::sleep(STOP).await;
+        }
+    }
+
+    /// Looks for volumes with something to do, again and again.
+    async fn look(self: &Arc<Self>) {
+        loop {
+            match self.cluster.registry.restless().await {
+                Ok((records, index)) => {
+                    let due = records.iter().filter(|record| is_due(record));
+                    let due: HashMap<&VolumeName, u64> =
+                        due.map(|record| (&record.name, record.revision)).collect();
+                    due.iter().for_each(|(name, revision)| self.begin(name, Some(*revision)));
+                    // A volume's task may wait for a call for longer than a look counts.
+                    let claims = records.iter().flat_map(|record| record.claims.iter());
+                    let pending = claims.filter(|claim| claim.state == ClaimState::Pending);
+                    self.look_for(pending.map(|claim| claim.node.as_str()).collect()).await;
+                    let now = Instant::now();
+                    let mut next = now + NOTHING;
+                    self.table().retain(|name, place| match place {
+                        Place::Rests(until, _) if *until > now => {
+                            next = next.min(*until);
+                            true
+                        }
+                        Place::Rests(..) => due.contains_key(name),
+                        Place::Runs { .. } => true,
+                    });
+                    tokio::select! {
+                        // A beat changes the index every few seconds.
+                        changed = self.cluster.registry_changed(index) => if changed.is_none() { return },
+                        () = self.looks.notified() => {}
+                        () = tokio::time::sleep_until(next) => {}
+                    }
+                }
+                Err(error) => tracing::warn!(%error, "the volumes with something to do cannot be listed"),
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// Has a task act for a volume, whose record has this revision. `None`: somebody asks for it, so it acts also if the volume rests.
+    fn begin(self: &Arc<Self>, name: &VolumeName, revision: Option<u64>) {
+        if self.stops.load(Ordering::Acquire) {
+            return;
+        }
+        let mut table = self.table();
+        let running = table.values().filter(|place| matches!(place, Place::Runs { .. })).count();
+        let memory = match table.get_mut(name) {
+            Some(Place::Runs { again }) => {
+                *again |= revision.is_none();
+                return;
+            }
+            Some(Place::Rests(until, memory))
+                if *until > Instant::now() && revision.is_some_and(|revision| revision <= memory.seen) =>
+            {
+                return;
+            }
+            _ if running >= VOLUMES => return,
+            Some(Place::Rests(_, memory)) => std::mem::take(memory),
+            None => Memory::default(),
+        };
+        table.insert(name.clone(), Place::Runs { again: false });
+        tokio::spawn(self.clone().drive(name.clone(), memory));
+    }
+
+    /// Ends a task, unless it is to look again.
+    fn is_over(&self, name: &VolumeName, rest: Duration, memory: &mut Memory) -> bool {
+        let mut table = self.table();
+        if let Some(Place::Runs { again }) = table.get_mut(name)
+            && *again
+        {
+            *again = false;
+            return false;
+        }
+        table.insert(name.clone(), Place::Rests(Instant::now() + rest, std::mem::take(memory)));
+        true
+    }
+
+    /// Acts for a volume until nothing is left to do here.
+    async fn drive(self: Arc<Self>, name: VolumeName, mut memory: Memory) {
+        loop {
+            if self.stops.load(Ordering::Acquire) {
+                self.table().remove(&name);
+                return;
+            }
+            let rest = match self.turn(&name, &mut memory).await {
+                Ok(Turn::Again) => continue,
+                Ok(Turn::Wait(time)) => {
+                    tokio::time::sleep(time).await;
+                    continue;
+                }
+                Ok(Turn::Rest(time)) => time,
+                Err(error) => {
+                    tracing::warn!(volume = %name, %error, "a volume's controller cannot be called now");
+                    // A change that could not be read is none to begin for at once.
+                    memory.seen = u64::MAX;
+                    OTHERS
+                }
+            };
+            if self.is_over(&name, rest, &mut memory) {
+                return;
+            }
+        }
+    }
+
+    /// Does one thing for a volume.
+    async fn turn(&self, name: &VolumeName, memory: &mut Memory) -> Result<Turn> {
+        let here = self.cluster.presence.here()?;
+        let meta = self.cluster.normal().await?;
+        let record = self.cluster.registry.record(name.clone()).await?;
+        memory.seen = record.revision;
+        let guards = vec![meta_guard(&meta), here.guard()];
+        if record.driver.as_ref().is_none_or(|driver| !driver.server.is_empty()) {
+            // What a server calls now may get no answer, either. It has a time of its own.
+            memory.awaited = None;
+        }
+        match &record.driver {
+            // A task of this server has ended without an outcome.
+            Some(driver) if driver.server == here.id => return self.give_up(&record, guards).await,
+            Some(driver) if !driver.server.is_empty() => {
+                let key = RowKey::Server(driver.server.clone());
+                if self.cluster.rows.read(&key).await?.is_some() {
+                    return Ok(Turn::Rest(OTHERS));
+                }
+                tracing::warn!(volume = %name, server = driver.server, "a server that acted for a volume is gone");
+                let gone = Guard { key, is: Expected::Absent };
+                return self.give_up(&record, [guards, vec![gone]].concat()).await;
+            }
+            _ => {}
+        }
+        let hosts = self.cluster.hosts(&record, self.sessions.controllers(&record.volume.plugin));
+        let Next { host, may_run } = self.choose(&record, &hosts, memory);
+        let mut is_waiting = false;
+        let is_there = |wish: &Wish| record.claims.iter().any(|claim| Wish::of(claim) == *wish);
+        memory.failed.retain(|wish, _| is_there(wish));
+        let mut pause: Option<Duration> = None;
+        for claim in due(&record) {
+            let wish = Wish::of(claim);
+            if wish.is_blocked && !memory.failed.contains_key(&wish) {
+                memory.has_failed(wish.clone(), BLOCKED);
+            }
+            if let Some(left) = memory.pause(&wish) {
+                // The others have their turn meanwhile.
+                pause = Some(pause.map_or(left, |pause| pause.min(left)));
+                continue;
+            }
+            let around = self.cluster.around(&record, &claim.node).await?;
+            let is_unwanted = claim.state == ClaimState::Pending
+                && (!is_ready(&around) || self.has_left(&claim.node).await?);
+            let (after, next) = next_step(&record, claim, &around, is_unwanted)?;
+            let mut guards = guards.clone();
+            guards.extend(around.node.as_ref().map(|row| node_guard(&claim.node, row)));
+            guards.push(plugin_guard(&record.volume.plugin, around.plugin.as_ref()));
+            match (next, host) {
+                (ClaimNext::Run(effect), _) if effect.action == ClaimAction::NodeDetach => {}
+                (ClaimNext::Run(_), None) => is_waiting = true,
+                (ClaimNext::Run(effect), Some(host)) => {
+                    let Some(_calling) = self.calls.begin(&record.volume.plugin) else {
+                        pause = Some(pause.map_or(SHORT, |pause| pause.min(SHORT)));
+                        continue;
+                    };
+                    let boot = around.claims(&record, &claim.node).boot;
+                    let (outcome, is_taken) =
+                        match self.call(&record, after, effect, host, boot, guards).await? {
+                            Some(called) => called,
+                            None => return Ok(Turn::Again),
+                        };
+                    match outcome {
+                        ClaimOutcome::Done => drop(memory.failed.remove(&wish)),
+                        // Its node has the claim, and asks again for the attachment.
+                        ClaimOutcome::Hopeless(_) | ClaimOutcome::NotSent(Some(_)) if is_taken => {
+                            memory.has_failed(wish, NOTHING);
+                        }
+                        ClaimOutcome::Hopeless(_) | ClaimOutcome::NotSent(Some(_)) if wish.is_blocked => {
+                            memory.has_failed(wish, BLOCKED);
+                        }
+                        ClaimOutcome::Hopeless(_) | ClaimOutcome::NotSent(Some(_)) => {}
+                        ClaimOutcome::Unknown | ClaimOutcome::Again | ClaimOutcome::NotSent(None) => {
+                            memory.has_failed(wish, Duration::ZERO);
+                        }
+                    }
+                    return Ok(Turn::Again);
+                }
+                _ if after != record => {
+                    self.cluster.swap(&record, after, guards).await?;
+                    self.cluster.was_driven(&record.name);
+                    return Ok(Turn::Again);
+                }
+                _ => {}
+            }
+        }
+        if let Some(pause) = pause {
+            // A task that waits for long would have the place of another volume's.
+            return Ok(if pause < SHORT { Turn::Wait(pause) } else { Turn::Rest(pause) });
+        }
+        // While a node is between two legs, the call without an answer may have been for it.
+        let is_between = record.attachments.iter().any(|at| matches!(at.leg, Leg::Making | Leg::Removing));
+        if !is_waiting && record.driver.is_some() && !(is_between && may_run.is_some()) {
+            let after = Record { driver: None, ..record.clone() };
+            self.cluster.swap(&record, after, guards).await?;
+            return Ok(Turn::Again);
+        }
+        // The host's next session ends the rest, and so does a change of the record. A pending claim's node may leave meanwhile.
+        let is_pending = record.claims.iter().any(|claim| claim.state == ClaimState::Pending);
+        Ok(Turn::Rest(match may_run {
+            Some(left) if !is_pending => left,
+            Some(left) => left.min(NOTHING),
+            None => NOTHING,
+        }))
+    }
+
+    /// Returns whether a node has had no session for so long that nobody waits there for its pending claims.
+    async fn has_left(&self, node: &str) -> Result<bool> {
+        let sessions = Rows::Sessions { node: node.to_owned() };
+        let is_there = self.sessions.has(node) || !self.cluster.rows.list(&sessions, 1).await?.is_empty();
+        let now = Instant::now();
+        let mut away = self.away();
+        // The node may have been there since an earlier look.
+        away.retain(|_, of| of.last.elapsed() < FORGOTTEN);
+        let of = away.entry(node.to_owned()).or_insert(Away { since: None, last: now });
+        of.last = now;
+        of.since = (!is_there).then(|| of.since.unwrap_or(now));
+        Ok(of.since.is_some_and(|since| since.elapsed() >= AWAY))
+    }
+
+    /// Looks whether these nodes have a session, unless it has just looked.
+    async fn look_for(&self, nodes: HashSet<&str>) {
+        for node in nodes {
+            let is_old = self.away().get(node).is_none_or(|of| of.last.elapsed() >= NOTHING);
+            if is_old && let Err(error) = self.has_left(node).await {
+                tracing::warn!(node, %error, "the sessions of a node with a pending claim cannot be read");
+                return;
+            }
+        }
+    }
+
+    /// Returns the host of the next call.
+    fn choose<'a>(&self, record: &Record, hosts: &'a [String], memory: &mut Memory) -> Next<'a> {
+        let Some(Driver { host: last, unanswered, deadline_ms, .. }) = &record.driver else {
+            return Next { host: hosts.first(), may_run: None };
+        };
+        // The call's own time, whatever this server's configuration says now.
+        let time = match deadline_ms {
+            0 => START + self.cluster.config.controller_time,
+            _ => START + Duration::from_millis(*deadline_ms),
+        };
+        if let Some(same) = hosts.iter().find(|host| *host == last) {
+            // A call to it may get no answer again, and then has a time of its own.
+            memory.awaited = None;
+            return Next { host: Some(same), may_run: Some(time) };
+        }
+        let is_same = |awaited: &Awaited| awaited.host == *last && awaited.call == *unanswered;
+        let since = match memory.awaited.as_ref().filter(|awaited| is_same(awaited)) {
+            Some(awaited) => awaited.since,
+            None => {
+                let since = Instant::now();
+                memory.awaited = Some(Awaited { host: last.clone(), call: unanswered.clone(), since });
+                since
+            }
+        };
+        match time.saturating_sub(since.elapsed()) {
+            Duration::ZERO => Next { host: hosts.first(), may_run: None },
+            left => Next { host: None, may_run: Some(left) },
+        }
+    }
+
+    /// Writes that a call has no answer. Any server may go on.
+    async fn give_up(&self, record: &Record, mut guards: Vec<Guard>) -> Result<Turn> {
+        let Some(driver) = record.driver.clone() else { return Ok(Turn::Again) };
+        let mut after = record.clone();
+        if let Some(call) = &driver.call {
+            let effect = effect_of(call);
+            let around = self.cluster.around(record, &call.node).await?;
+            guards.push(plugin_guard(&record.volume.plugin, around.plugin.as_ref()));
+            after = ended(record, &effect, &around, &Ended::lost(&driver.host), None);
+        }
+        let unanswered = driver.call.map_or(driver.unanswered, |call| call.id);
+        after.driver = Some(Driver { server: String::new(), call: None, unanswered, ..driver });
+        self.cluster.swap(record, after, guards).await?;
+        Ok(Turn::Again)
+    }
+
+    /// Makes one call: writes its intent, sends it, and writes its outcome. Returns the outcome, and whether the node has the claim.
+    /// `None`: the record has changed, so nothing was sent.
+    async fn call(
+        &self,
+        record: &Record,
+        after: Record,
+        effect: ClaimEffect,
+        host: &str,
+        boot: String,
+        guards: Vec<Guard>,
+    ) -> Result<Option<(ClaimOutcome, bool)>> {
+        let here = self.cluster.presence.here()?;
+        let mut after = after;
+        rules::enter_attach_secrets(&mut after, &effect, false);
+        after.attachments.iter_mut().filter(|at| at.node == effect.node).for_each(|at| at.uncalled = false);
+        let time = self.cluster.config.controller_time;
+        let mut ready = Ready::new(&after, effect, host, boot, time)?;
+        // The host may still run the call before, which has no answer.
+        let before = record.driver.as_ref().filter(|driver| driver.host == host);
+        let deadline_ms = u64::from(ready.message.deadline_ms);
+        after.driver = Some(Driver {
+            unanswered: before.map(|driver| driver.unanswered.clone()).unwrap_or_default(),
+            deadline_ms: before.map_or(deadline_ms, |driver| driver.deadline_ms.max(deadline_ms)),
+            server: here.id.clone(),
+            host: host.to_owned(),
+            call: Some(DrivenCall {
+                id: ready.id.clone(),
+                rpc: match ready.effect.action {
+                    ClaimAction::Attach => DrivenRpc::Publish,
+                    _ => DrivenRpc::Unpublish,
+                },
+                node: ready.effect.node.clone(),
+                consumer: ready.effect.consumer.clone(),
+            }),
+        });
+        let begun = Instant::now();
+        let Some(after) = self.cluster.swap(record, after, guards).await? else { return Ok(None) };
+        ready.message.epoch = after.revision;
+        // A server that has stood still since then sends nothing. It may not know yet that its lease is over.
+        let ended = match self.cluster.presence.here()? == here && begun.elapsed() < FRESH {
+            true => self.send(&ready).await,
+            false => Ended::lost(host),
+        };
+        if let Some(error) = &ended.error {
+            tracing::warn!(volume = %record.name, host, node = ready.effect.node, %error, "a controller call has failed");
+        }
+        let unanswered = match ended.outcome {
+            // The plugin may go on with it after its time. Another host's plugin would not wait for that.
+            ClaimOutcome::Unknown | ClaimOutcome::Again => Some(ready.id.clone()),
+            // A host that has not made this call may still run the one before.
+            ClaimOutcome::NotSent(_) => before.map(|driver| driver.unanswered.clone()),
+            ClaimOutcome::Done | ClaimOutcome::Hopeless(_) => None,
+        };
+        self.finish(&record.name, &ready, &ended, unanswered).await?;
+        self.cluster.was_driven(&record.name);
+        let claim = after.claim_at(&ready.effect.consumer, &ready.effect.node);
+        let is_taken = claim.is_some_and(|claim| claim.state == ClaimState::Taken);
+        Ok(Some((ended.outcome, is_taken)))
+    }
+
+    /// Sends a call, and waits for its end.
+    async fn send(&self, ready: &Ready) -> Ended {
+        let Ready { host, message, .. } = ready;
+        let Some(answer) = self.sessions.call(host, message.clone()) else {
+            let text = format!("node {host} takes no controller call now");
+            return Ended::failed(ClaimOutcome::NotSent(None), Error::new(Kind::PluginUnavailable, text));
+        };
+        let limit = START + self.cluster.config.controller_time + LATER;
+        match tokio::time::timeout(limit, answer).await {
+            Ok(Ok(ended)) => read(ready, ended),
+            // The session is over, or the host does not answer.
+            Ok(Err(_)) | Err(_) => Ended::lost(host),
+        }
+    }
+
+    /// Writes the outcome of a call, unless another server has taken over. `unanswered`: the call that the host may still run.
+    async fn finish(
+        &self,
+        name: &VolumeName,
+        ready: &Ready,
+        of: &Ended,
+        unanswered: Option<String>,
+    ) -> Result<()> {
+        for _ in 0..TRIES {
+            let here = self.cluster.presence.here()?;
+            let meta = self.cluster.normal().await?;
+            let record = self.cluster.registry.record(name.clone()).await?;
+            let is_mine = |driver: &Driver| driver.call.as_ref().is_some_and(|call| call.id == ready.id);
+            if !record.driver.as_ref().is_some_and(is_mine) {
+                return Ok(());
+            }
+            let around = self.cluster.around(&record, &ready.effect.node).await?;
+            let mut after = ended(&record, &ready.effect, &around, of, Some(&ready.boot));
+            after.driver = record.driver.as_ref().zip(unanswered.clone()).map(|(driver, unanswered)| {
+                Driver { server: String::new(), call: None, unanswered, ..driver.clone() }
+            });
+            let mut guards = vec![meta_guard(&meta), here.guard()];
+            guards.extend(around.node.as_ref().map(|row| node_guard(&ready.effect.node, row)));
+            guards.push(plugin_guard(&record.volume.plugin, around.plugin.as_ref()));
+            let rolled_back = rolled_back(&record, &after, &ready.effect);
+            if self.cluster.swap(&record, after, guards).await?.is_some() {
+                if let (Some(id), Some(error)) = (rolled_back, &of.error) {
+                    self.cluster.note_failure(&id, error.clone());
+                }
+                return Ok(());
+            }
+        }
+        let text = format!("the record of {name} changed {TRIES} times meanwhile");
+        Err(Error::new(Kind::Busy, text).into())
+    }
+}
+
+/// Returns whether a controller may have to be called for a volume.
+fn is_due(record: &Record) -> bool {
+    record.driver.is_some() || due(record).next().is_some()
+}
+
+/// Returns the claims that may need a controller's call, those that end first.
+fn due(record: &Record) -> impl Iterator<Item = &Claim> {
+    let is_due = |claim: &&Claim| {
+        let leg = record.attachment(&claim.node).map_or(Leg::Absent, |at| at.leg);
+        let is_between = matches!(leg, Leg::Making | Leg::Removing);
+        match (claim.state, claim.releasing) {
+            (ClaimState::Taken, true) => false,
+            (ClaimState::Taken, false) => is_between,
+            _ => true,
+        }
+    };
+    let all = move |releasing| {
+        record.claims.iter().filter(is_due).filter(move |claim| claim.releasing == releasing)
+    };
+    all(true).chain(all(false))
+}
+
+/// Takes the next step of a claim. `is_unwanted`: it ends, for nobody has got it or waits for it.
+fn next_step(
+    record: &Record,
+    claim: &Claim,
+    around: &Around,
+    is_unwanted: bool,
+) -> Result<(Record, ClaimNext)> {
+    let consumer = claim.consumer.clone();
+    let event = match is_unwanted {
+        true => ClaimEvent::Release { consumer },
+        false => ClaimEvent::Continue { consumer },
+    };
+    let (after, next) = rules::step(&around.claims(record, &claim.node), event)
+        .map_err(|refusal| rules::refused(refusal, &record.name, &claim.consumer))?;
+    Ok((stepped(record, after), next))
+}
+
+fn is_ready(around: &Around) -> bool {
+    around.node.as_ref().is_some_and(|row| row.value.state == NodeState::Ready)
+}
+
+/// Returns a record after a call. `boot`: the boot in which the node was attached, as far as it is known.
+fn ended(
+    record: &Record,
+    effect: &ClaimEffect,
+    around: &Around,
+    of: &Ended,
+    boot: Option<&String>,
+) -> Record {
+    let is_of_node = |claim: &&Claim| claim.node == effect.node;
+    // The claim may have ended, and left the attachment to another one of its node.
+    let claim =
+        record.claim_at(&effect.consumer, &effect.node).or_else(|| record.claims.iter().find(is_of_node));
+    let Some(consumer) = claim.map(|claim| claim.consumer.clone()) else { return record.clone() };
+    let mut claims = around.claims(record, &effect.node);
+    if let Some(boot) = boot {
+        claims.boot.clone_from(boot);
+    }
+    let event = ClaimEvent::Ended {
+        effect: ClaimEffect { consumer: consumer.clone(), ..effect.clone() },
+        outcome: of.outcome.clone(),
+    };
+    let Ok((mut after, _)) = rules::step(&claims, event) else { return record.clone() };
+    let is_unready = !is_ready(around)
+        && claim.is_some_and(|claim| claim.state == ClaimState::Pending && !claim.releasing);
+    if is_unready && of.outcome == ClaimOutcome::Done && effect.action == ClaimAction::Attach {
+        // Nothing is granted to the node any more.
+        let mut before = claims.clone();
+        before.attachments.clone_from(&after.attachments);
+        match rules::step(&before, ClaimEvent::Release { consumer: consumer.clone() }) {
+            Ok((released, _)) => after = released,
+            Err(_) => return record.clone(),
+        }
+    }
+    let mut after = stepped(record, after);
+    if let Some(claim) = after.claims.get_mut_at(&consumer, &effect.node) {
+        claim.error = of.error.as_ref().map(|error| error.message.clone());
+    }
+    if let Some(context) = &of.context
+        && let Some(at) = after.attachments.iter_mut().find(|at| at.node == effect.node)
+    {
+        at.publish_context.clone_from(context);
+    }
+    after
+}
+
+/// Returns the name of the claim that a failed attach has ended. `None`: it goes on.
+fn rolled_back(before: &Record, after: &Record, effect: &ClaimEffect) -> Option<String> {
+    let had = before.claim_at(&effect.consumer, &effect.node)?;
+    let has = after.claim_at(&effect.consumer, &effect.node);
+    let is_ending = has.is_none_or(|claim| claim.releasing);
+    (effect.action == ClaimAction::Attach && !had.releasing && is_ending).then(|| had.id.clone())
+}
+
+fn effect_of(call: &DrivenCall) -> ClaimEffect {
+    ClaimEffect {
+        action: match call.rpc {
+            DrivenRpc::Publish => ClaimAction::Attach,
+            DrivenRpc::Unpublish => ClaimAction::Detach,
+        },
+        consumer: call.consumer.clone(),
+        node: call.node.clone(),
+        from: None,
+        grant: None,
+    }
+}

@@ -1,0 +1,221 @@
+//! A controller call as it crosses to its host, and its end as it comes back.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use csi_proto::cluster::v1::call_ended::How;
+use csi_proto::cluster::v1::controller_call::Method;
+use csi_proto::cluster::v1::{
+    CallClass, CallEnded, CallFailure, Capability, ControllerCall, Hidden, Publish, Unpublish,
+};
+use csid::error::presentable;
+use csid::random;
+use csid::store::registry::{Claim, Record, Registration};
+use csid::volume::rules::{self, ClaimAction, ClaimEffect, ClaimOutcome};
+use csid::{Error, Kind};
+
+use crate::failure::Result;
+
+/// How long a call may wait on its host before it begins.
+pub const START: Duration = Duration::from_secs(10);
+/// The limits of the values that a plugin's message may not repeat.
+const HIDDEN: (usize, usize) = (2000, 256 * 1024);
+/// The limit of a host's message, in bytes.
+const MESSAGE: usize = 2048;
+
+/// A call that is ready to be sent.
+pub struct Ready {
+    pub id: String,
+    pub host: String,
+    pub effect: ClaimEffect,
+    /// The boot of the node that is attached.
+    pub boot: String,
+    pub message: ControllerCall,
+    /// Whether a message of the plugin may have values that could not be named.
+    pub is_silent: bool,
+}
+
+/// How a call ended.
+pub struct Ended {
+    pub outcome: ClaimOutcome,
+    pub context: Option<BTreeMap<String, String>>,
+    pub error: Option<Error>,
+}
+
+impl Ended {
+    pub fn failed(outcome: ClaimOutcome, error: Error) -> Ended {
+        Ended { outcome, context: None, error: Some(error) }
+    }
+
+    /// Returns the end of a call without an answer.
+    pub fn lost(host: &str) -> Ended {
+        let text = format!("node {host} did not answer the controller call");
+        Ended::failed(ClaimOutcome::Unknown, Error::new(Kind::Uncertain, text))
+    }
+}
+
+impl Ready {
+    /// Makes the call of an effect. Its epoch is not known yet. `time`: how long the plugin has.
+    pub fn new(
+        record: &Record,
+        effect: ClaimEffect,
+        host: &str,
+        boot: String,
+        time: Duration,
+    ) -> Result<Ready> {
+        let lacks = |what: &str| Error::internal(format!("{}: the record has no {what}", record.name));
+        let registration = record.registration.as_ref().ok_or_else(|| lacks("registration"))?;
+        let at = record.attachment(&effect.node).ok_or_else(|| lacks("attachment"))?;
+        let claim = record.claim_at(&effect.consumer, &effect.node).ok_or_else(|| lacks("claim"))?;
+        let node_id = at.node_id.clone().ok_or_else(|| lacks("name of the node"))?;
+        let method = match effect.action {
+            ClaimAction::Attach => Method::Publish(publish(registration, claim, node_id)),
+            _ => Method::Unpublish(Unpublish { node_id }),
+        };
+        let credential =
+            record.attach_secrets(&effect.node).credential.or(registration.spec.credential.clone());
+        let (hide, is_silent) = hidden(rules::given_values(registration, &record.attachments));
+        let id = random::name();
+        let milliseconds = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
+        let message = ControllerCall {
+            call: id.clone(),
+            epoch: 0,
+            start_within_ms: milliseconds(START),
+            plugin: record.volume.plugin.clone(),
+            order: record.volume.handle.text().into_owned(),
+            credential: credential.unwrap_or_default(),
+            hidden: Some(Hidden { hide }),
+            deadline_ms: milliseconds(time),
+            method: Some(method),
+            namespace: record.name.namespace.clone(),
+            volume: record.name.volume.clone(),
+        };
+        Ok(Ready { id, host: host.to_owned(), effect, boot, message, is_silent })
+    }
+}
+
+fn publish(registration: &Registration, claim: &Claim, node_id: String) -> Publish {
+    let capability = claim.usage.capability;
+    let usage = registration.usage(capability);
+    let [access_mode, attachment_mode] = rules::words_of_capability(capability).map(str::to_owned);
+    Publish {
+        node_id,
+        capability: Some(Capability { access_mode, attachment_mode }),
+        read_only: rules::reader_only(capability.access_mode),
+        fs_type: usage.fs_type,
+        mount_flags: usage.mount_flags,
+        mount_group: usage.mount_group,
+        volume_context: usage.context,
+    }
+}
+
+/// Returns the values that fit into a call, and whether there are others.
+fn hidden(mut values: Vec<String>) -> (Vec<String>, bool) {
+    values.sort();
+    values.dedup();
+    let (most, bytes) = HIDDEN;
+    let mut size = 0;
+    let count = values.len();
+    values.retain(|value| {
+        size += value.len();
+        size <= bytes
+    });
+    values.truncate(most);
+    let is_silent = values.len() < count;
+    (values, is_silent)
+}
+
+/// Reads the end of a call, as the host says it.
+pub fn read(ready: &Ready, ended: CallEnded) -> Ended {
+    let host = &ready.host;
+    let unsent = |why: &str| {
+        let text = format!("node {host} did not make the controller call: {why}");
+        Ended::failed(ClaimOutcome::NotSent(None), Error::new(Kind::PluginUnavailable, text))
+    };
+    match ended.how {
+        Some(How::Answer(answer)) if ready.effect.action == ClaimAction::Attach => {
+            match rules::check_publish_context(&answer.publish_context) {
+                Ok(()) => {
+                    Ended { outcome: ClaimOutcome::Done, context: Some(answer.publish_context), error: None }
+                }
+                Err(error) => Ended::failed(ClaimOutcome::Hopeless(error.message.clone()), error),
+            }
+        }
+        Some(How::Answer(_)) => Ended { outcome: ClaimOutcome::Done, context: None, error: None },
+        Some(How::Failed(failure)) => failed(ready, &failure),
+        Some(How::NotStarted(true)) => unsent("it could not begin in time"),
+        Some(How::Stale(true)) => unsent("it has had a later one"),
+        // A word of a later version. The call may have been made.
+        _ => Ended::failed(
+            ClaimOutcome::Unknown,
+            Error::internal(format!("node {host} ended the controller call with an unknown word")),
+        ),
+    }
+}
+
+fn failed(ready: &Ready, failure: &CallFailure) -> Ended {
+    let text = match ready.is_silent {
+        true => "the plugin's message is withheld, for it may repeat a context".to_owned(),
+        false => presentable(&failure.message, MESSAGE),
+    };
+    let message = format!("node {}: {text}", ready.host);
+    let outcome = match failure.class() {
+        CallClass::Unknown => ClaimOutcome::Unknown,
+        CallClass::NotSent => ClaimOutcome::NotSent(None),
+        CallClass::Withheld => ClaimOutcome::NotSent(Some(message.clone())),
+        CallClass::Again => ClaimOutcome::Again,
+        CallClass::Refused => ClaimOutcome::Hopeless(message.clone()),
+    };
+    let kind = Kind::read(&failure.kind).unwrap_or(Kind::PluginError);
+    let is_final = matches!(outcome, ClaimOutcome::Hopeless(_) | ClaimOutcome::NotSent(Some(_)));
+    Ended::failed(outcome, Error::new(kind, message).with(|details| details.retryable = !is_final))
+}
+
+#[cfg(test)]
+mod tests {
+    use csi_proto::cluster::v1::Answer;
+
+    use super::*;
+
+    fn ready(action: ClaimAction) -> Ready {
+        let effect =
+            ClaimEffect { action, consumer: "web".into(), node: "n1".into(), from: None, grant: None };
+        let (host, boot) = ("c1".to_owned(), String::new());
+        Ready { id: "c".into(), host, effect, boot, message: ControllerCall::default(), is_silent: false }
+    }
+
+    fn ended(how: Option<How>) -> CallEnded {
+        CallEnded { call: "c".into(), epoch: 1, how }
+    }
+
+    #[test]
+    fn values_that_do_not_fit_silence_the_plugin() {
+        let few = vec!["a".to_owned(), "b".to_owned(), "a".to_owned()];
+        assert_eq!(hidden(few), (vec!["a".to_owned(), "b".to_owned()], false));
+        let many = (0..HIDDEN.0 + 1).map(|n| n.to_string()).collect();
+        let (values, is_silent) = hidden(many);
+        assert!(values.len() == HIDDEN.0 && is_silent);
+        let (values, is_silent) = hidden(vec!["x".repeat(HIDDEN.1), "y".to_owned()]);
+        assert!(values.len() == 1 && is_silent);
+        let failure = CallFailure { class: 4, kind: "PluginError".into(), message: "y".into() };
+        let shown = |is_silent| {
+            let ready = Ready { is_silent, ..ready(ClaimAction::Attach) };
+            failed(&ready, &failure).error.unwrap().message
+        };
+        assert!(shown(false).ends_with(": y") && shown(true).contains("withheld"));
+    }
+
+    #[test]
+    fn word_that_is_not_known_is_an_unknown_outcome() {
+        for how in [None, Some(How::NotStarted(false)), Some(How::Stale(false))] {
+            assert_eq!(read(&ready(ClaimAction::Attach), ended(how)).outcome, ClaimOutcome::Unknown);
+        }
+        let failure = CallFailure { class: 77, ..CallFailure::default() };
+        let unknown = read(&ready(ClaimAction::Detach), ended(Some(How::Failed(failure))));
+        assert_eq!(unknown.outcome, ClaimOutcome::Unknown);
+        // A detach has no context, whatever the host says.
+        let answer = Answer { publish_context: [("k".to_owned(), "v".to_owned())].into() };
+        let done = read(&ready(ClaimAction::Detach), ended(Some(How::Answer(answer))));
+        assert!(done.outcome == ClaimOutcome::Done && done.context.is_none());
+    }
+}

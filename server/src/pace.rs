@@ -1,0 +1,147 @@
+//! What a server remembers of a volume between two calls, and how many calls of one plugin it makes at the same time.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use csid::store::registry::Claim;
+use tokio::time::Instant;
+
+/// The first and the longest pause between two tries.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+/// Calls of one plugin at the same time. A plugin that hangs leaves places to other plugins.
+const CALLS: usize = 250;
+
+/// What this server remembers of a volume between its turns.
+#[derive(Default)]
+pub struct Memory {
+    /// The revision of the record at the last turn. A later one has something new.
+    pub seen: u64,
+    /// The call without an answer whose time this server waits for.
+    pub awaited: Option<Awaited>,
+    /// Claims whose last call has failed.
+    pub failed: HashMap<Wish, Failed>,
+}
+
+/// What a claim wants: its ID, whether it ends, and whether it was given up. What it wants next has no failure yet.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Wish {
+    claim: String,
+    is_releasing: bool,
+    pub is_blocked: bool,
+}
+
+/// A wish whose last call has failed.
+pub struct Failed {
+    tries: u32,
+    /// The time of the next try.
+    next: Instant,
+}
+
+/// A call without an answer. Its host was not there when this server saw it first.
+pub struct Awaited {
+    pub host: String,
+    pub call: String,
+    pub since: Instant,
+}
+
+impl Memory {
+    /// Returns how long a claim is left alone, because its last call has failed. `None`: it is not.
+    pub fn pause(&self, wish: &Wish) -> Option<Duration> {
+        let left = self.failed.get(wish)?.next.saturating_duration_since(Instant::now());
+        (!left.is_zero()).then_some(left)
+    }
+
+    /// Leaves a claim alone for a while that grows with each failure. `least`: at least for so long.
+    pub fn has_failed(&mut self, wish: Wish, least: Duration) {
+        let (first, longest) = PAUSE;
+        let failed = self.failed.entry(wish).or_insert(Failed { tries: 0, next: Instant::now() });
+        let pause = first.saturating_mul(2_u32.saturating_pow(failed.tries)).min(longest);
+        failed.tries = failed.tries.saturating_add(1);
+        failed.next = Instant::now() + pause.max(least);
+    }
+}
+
+impl Wish {
+    pub fn of(claim: &Claim) -> Wish {
+        let is_blocked = claim.blocked.is_some();
+        Wish { claim: claim.id.clone(), is_releasing: claim.releasing, is_blocked }
+    }
+}
+
+/// The calls that this server makes now, by plugin.
+#[derive(Default)]
+pub struct Calls(Mutex<HashMap<String, usize>>);
+
+/// A call that is made. Its drop ends it.
+pub struct Calling<'a> {
+    calls: &'a Calls,
+    plugin: String,
+}
+
+impl Calls {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, usize>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts one call more. `None`: the plugin has as many as it may.
+    pub fn begin(&self, plugin: &str) -> Option<Calling<'_>> {
+        let mut calls = self.lock();
+        let count = calls.entry(plugin.to_owned()).or_insert(0);
+        (*count < CALLS).then(|| {
+            *count += 1;
+            Calling { calls: self, plugin: plugin.to_owned() }
+        })
+    }
+}
+
+impl Drop for Calling<'_> {
+    fn drop(&mut self) {
+        let mut calls = self.calls.lock();
+        if let Some(count) = calls.get_mut(&self.plugin) {
+            *count -= 1;
+            if *count == 0 {
+                calls.remove(&self.plugin);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wish(claim: &str) -> Wish {
+        Wish { claim: claim.to_owned(), is_releasing: false, is_blocked: false }
+    }
+
+    #[test]
+    fn hanging_plugin_leaves_places_to_others() {
+        let calls = Calls::default();
+        let mut of_one: Vec<_> = (0..CALLS).map(|_| calls.begin("one").unwrap()).collect();
+        assert!(calls.begin("one").is_none(), "one call too many");
+        let of_two = calls.begin("two").unwrap();
+        of_one.pop();
+        of_one.push(calls.begin("one").unwrap());
+        drop((of_one, of_two));
+        assert!(calls.lock().is_empty());
+    }
+
+    #[test]
+    fn pause_is_of_one_claim_and_grows() {
+        let mut memory = Memory::default();
+        let mut last = Duration::ZERO;
+        for _ in 0..20 {
+            memory.has_failed(wish("a"), Duration::ZERO);
+            let failed = memory.failed.get_mut(&wish("a")).unwrap();
+            let pause = failed.next.duration_since(Instant::now());
+            assert!(pause > last && pause <= PAUSE.1, "{pause:?} after {last:?}");
+            assert!(memory.pause(&wish("a")).is_some() && memory.pause(&wish("b")).is_none());
+            last = pause.min(PAUSE.1 / 2);
+            memory.failed.get_mut(&wish("a")).unwrap().next = Instant::now();
+            assert_eq!(memory.pause(&wish("a")), None);
+        }
+        memory.has_failed(wish("a"), Duration::from_secs(300));
+        assert!(memory.pause(&wish("a")).unwrap() > Duration::from_secs(299));
+    }
+}

@@ -1,0 +1,108 @@
+//! Records as csid's rules take them, and their change in etcd.
+
+use csid::store::Durability;
+use csid::store::registry::{Conflict, Record, RegistryError, Swap};
+use csid::volume::rules::{self, Claims};
+use csid_etcd::{Guard, RowKey, Swapped};
+
+use crate::cluster::Cluster;
+use crate::rows::{NodeRow, PluginRow, Read};
+
+/// The rows that the rules need besides a record, for an event of one node.
+#[derive(Clone)]
+pub struct Around {
+    pub node: Option<Read<NodeRow>>,
+    pub plugin: Option<Read<PluginRow>>,
+}
+
+impl Around {
+    fn reported<'a>(&'a self, record: &Record) -> Option<&'a crate::rows::NodePlugin> {
+        self.node.as_ref().and_then(|row| row.value.plugins.get(&record.volume.plugin))
+    }
+
+    /// Returns whether a node that may be sent the plugin's calls has a controller that attaches.
+    pub fn has_controllers(&self) -> bool {
+        self.plugin.as_ref().is_some_and(|row| !row.value.controllers.is_empty())
+    }
+
+    /// Returns whether the plugin attaches volumes. A node is believed about its own plugin, unless the plugin has controllers. What was
+    /// attached has to be detached. `None`: not known.
+    pub fn attaches(&self, record: &Record) -> Option<bool> {
+        match self.has_controllers() || !record.attachments.is_empty() {
+            true => Some(true),
+            false => self.reported(record).and_then(|plugin| plugin.attaches),
+        }
+    }
+
+    /// Returns the plugin's name of the node. `None`: not known.
+    pub fn node_id(&self, record: &Record) -> Option<String> {
+        self.reported(record).and_then(|plugin| plugin.node_id.clone())
+    }
+
+    /// Returns the other node that has the volume attached under this node's name. A detach would be of both.
+    pub fn other_of_node_id<'a>(&self, record: &'a Record, node: &str) -> Option<&'a str> {
+        let node_id = self.node_id(record)?;
+        let is_other = |at: &&csid::store::registry::Attachment| {
+            at.node != node && at.node_id.as_ref() == Some(&node_id)
+        };
+        record.attachments.iter().find(is_other).map(|at| at.node.as_str())
+    }
+
+    /// Returns a record as the rules take it, for an event of this node.
+    pub fn claims(&self, record: &Record, node: &str) -> Claims {
+        let registration = record.registration.as_ref();
+        let is_anothers = self.other_of_node_id(record, node).is_some();
+        Claims {
+            attaches: self.attaches(record),
+            node_id: self.node_id(record).filter(|_| !is_anothers),
+            capabilities: registration.map(|of| of.spec.capabilities.clone()).unwrap_or_default(),
+            claims: record.claims.clone(),
+            ahead: Vec::new(),
+            attachments: record.attachments.clone(),
+            node: Some(node.to_owned()),
+            cluster: None,
+            boot: self.node.as_ref().map(|row| row.value.boot.clone()).unwrap_or_default(),
+        }
+    }
+}
+
+/// Returns a record with the claims and attachments of a step.
+pub fn stepped(record: &Record, after: Claims) -> Record {
+    Record { claims: after.claims, attachments: after.attachments, ..record.clone() }
+}
+
+impl Cluster {
+    /// Returns the rows around a record, perhaps old ones.
+    pub async fn around(&self, record: &Record, node: &str) -> crate::failure::Result<Around> {
+        let plugin = self.plugin(&record.volume.plugin).await?;
+        Ok(Around { node: self.node(node).await?, plugin })
+    }
+
+    /// Writes a record. `None`: it or a guarded row has changed since it was read.
+    pub async fn swap(
+        &self,
+        before: &Record,
+        after: Record,
+        guards: Vec<Guard>,
+    ) -> Result<Option<Record>, RegistryError> {
+        let past = rules::past(before, &after);
+        let swap = Swap { before: before.clone(), after: after.clone(), past, durability: Durability::Disk };
+        match self.registry.swap_guarded(swap, guards).await {
+            Ok(Swapped::Done(revision)) => Ok(Some(Record { revision, ..after })),
+            Ok(Swapped::Refused(RowKey::Server(id))) if self.is_own(&id) => {
+                Err(RegistryError::Unreachable("this server's row in etcd is gone".into()))
+            }
+            Ok(Swapped::Refused(key)) => {
+                self.forget(&key);
+                Ok(None)
+            }
+            Err(RegistryError::Conflict(Conflict::Stale)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Returns whether a server's ID is this one's, or may have been when a change began.
+    fn is_own(&self, id: &str) -> bool {
+        self.presence.here().map_or(true, |here| here.id == id)
+    }
+}

@@ -1,0 +1,144 @@
+//! Nodes that lie about controllers and their calls.
+
+use std::time::Duration;
+
+use csi_proto::cluster::v1::call_ended::How;
+use csi_proto::cluster::v1::{Answer, CallClass, CallEnded, FromNode, PluginReport, from_node};
+
+use crate::attach::{Controller, attached, claiming, failed, healthy, row, user};
+use crate::site::{First, Refusal, Site, eventually};
+
+#[tokio::test]
+async fn node_without_the_grant_is_no_controller() {
+    let site = Site::start(1).await;
+    site.register("data", "single-node-writer").await;
+    let (n1, mut session) = user(&site, "n1", 0).await;
+    // It has a controller that attaches, and no grant.
+    session.report_as(PluginReport { node_id: "id of n1".into(), ..healthy() }).await;
+    eventually("the report is written", async || row(&site, "node/n1").await.contains("\"attaches\":true"))
+        .await;
+    let refused = claiming(&n1, 0, "data").await.unwrap().unwrap_err();
+    assert_eq!(refused.kind, "NotSupported");
+    assert!(row(&site, "plugin/").await.is_empty(), "a node without the grant is a controller");
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    let claim = claiming(&n1, 0, "data");
+    let call = controller.called().await;
+    // The stranger's answer to the call.
+    let forged = CallEnded { call: call.call.clone(), epoch: call.epoch, how: Some(attached("/dev/forged")) };
+    let is = Some(from_node::Is::Ended(forged));
+    session.to_server.send(FromNode { is }).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert!(row(&site, "vol/default/data/claim").await.contains("\"state\":\"pending\""));
+    controller.end(&call, attached("/dev/x")).await;
+    assert_eq!(claim.await.unwrap().unwrap().publish_context["device"], "/dev/x");
+}
+
+#[tokio::test]
+async fn lie_about_the_end_of_a_call_counts_for_nothing() {
+    let site = Site::start(1).await;
+    site.register("data", "single-node-writer").await;
+    let mut controllers = [Controller::start(&site, "c1", 0).await, Controller::start(&site, "c2", 0).await];
+    let (n1, _one) = user(&site, "n1", 0).await;
+    let claim = claiming(&n1, 0, "data");
+    let call = {
+        let [one, two] = &mut controllers;
+        tokio::select! { call = one.called() => (0, call), call = two.called() => (1, call) }
+    };
+    let (called, call) = call;
+    let (host, other) = (&controllers[called], &controllers[1 - called]);
+    let good = || CallEnded { call: call.call.clone(), epoch: call.epoch, how: Some(attached("/dev/lie")) };
+    other.say(good()).await;
+    for lie in [
+        CallEnded { epoch: call.epoch - 1, ..good() },
+        CallEnded { epoch: call.epoch + 1, ..good() },
+        CallEnded { epoch: 0, ..good() },
+        CallEnded { call: String::new(), ..good() },
+        CallEnded { call: "x".repeat(100_000), ..good() },
+    ] {
+        host.say(lie).await;
+    }
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let pending = row(&site, "vol/default/data/claim").await;
+    assert!(pending.contains("\"state\":\"pending\""), "a lie ended the call: {pending}");
+    host.say(CallEnded { how: Some(attached("/dev/x")), ..good() }).await;
+    // Its end comes twice.
+    host.say(good()).await;
+    assert_eq!(claim.await.unwrap().unwrap().publish_context["device"], "/dev/x");
+}
+
+async fn free(site: &Site) {
+    eventually("the claim is free", async || row(site, "vol/default/data/claim").await.is_empty()).await;
+}
+
+/// What a controller's node answers is bounded, and what it says is not believed to be words.
+#[tokio::test]
+async fn answer_that_is_too_large_is_refused() {
+    let site = Site::start(1).await;
+    site.register("data", "single-node-writer").await;
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    let (n1, _one) = user(&site, "n1", 0).await;
+    let claim = claiming(&n1, 0, "data");
+    let call = controller.called().await;
+    let huge = [("k".to_owned(), "x".repeat(30_000))].into();
+    controller.end(&call, How::Answer(Answer { publish_context: huge })).await;
+    controller.unpublish().await;
+    let refused = claim.await.unwrap().unwrap_err();
+    assert!(refused.message.contains("publish context"), "{refused:?}");
+    free(&site).await;
+
+    let claim = claiming(&n1, 0, "data");
+    let call = controller.called().await;
+    let How::Failed(mut failure) = failed(CallClass::Refused) else { unreachable!() };
+    (failure.kind, failure.message) = ("no kind".into(), format!("a\nb{}", "y".repeat(100_000)));
+    controller.end(&call, How::Failed(failure)).await;
+    controller.unpublish().await;
+    let refused = claim.await.unwrap().unwrap_err();
+    assert_eq!(refused.kind, "PluginError");
+    assert!(refused.message.len() < 3000 && !refused.message.contains('\n'), "{}", refused.message.len());
+    free(&site).await;
+
+    // No word at all: the call may have been made.
+    let claim = claiming(&n1, 0, "data");
+    let call = controller.called().await;
+    controller.say(CallEnded { call: call.call, epoch: call.epoch, how: None }).await;
+    controller.unpublish().await;
+    controller.publish().await;
+    claim.await.unwrap().unwrap();
+}
+
+/// A detach under the other node's name would be of its volume.
+#[tokio::test]
+async fn node_with_anothers_name_is_not_attached() {
+    let site = Site::start(1).await;
+    site.register("shared", "multi-node-multi-writer").await;
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    let (n1, _one) = user(&site, "n1", 0).await;
+    let (n2, mut two) = user(&site, "n2", 0).await;
+    let ask = |node: &crate::site::Node| {
+        let mut ask = node.ask("shared", "web");
+        ask.r#use.as_mut().unwrap().access_mode = "multi-node-multi-writer".into();
+        ask
+    };
+    let (mut client, first) = (n1.client(0), ask(&n1));
+    let claim = tokio::spawn(async move { client.claim(first).await });
+    controller.publish().await;
+    claim.await.unwrap().unwrap();
+    two.report_name("id of n1").await;
+    eventually("the report is written", async || row(&site, "node/n2").await.contains("id of n1")).await;
+    let refused = Refusal::of(&n2.client(0).claim(ask(&n2)).await.unwrap_err());
+    assert_eq!(refused.kind, "NotAuthorized", "{refused:?}");
+    assert!(!controller.is_called(Duration::from_millis(500)).await);
+    assert!(row(&site, "vol/default/shared/claim/n2").await.is_empty());
+}
+
+#[tokio::test]
+async fn lie_about_a_nodes_name_ends_the_session() {
+    let site = Site::start(1).await;
+    let node = site.node("n1");
+    for node_id in ["x".repeat(257), "a\nb".into()] {
+        let (first, mut session) = node.say_hello(0).await.unwrap();
+        assert!(matches!(first, First::Welcome(_)));
+        session.report_name(&node_id).await;
+        assert_eq!(session.next().await.unwrap_err().kind, "InvalidArgument");
+    }
+}
