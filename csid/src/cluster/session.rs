@@ -22,7 +22,7 @@ use crate::cluster::link;
 use crate::cluster::node::{CLAIMS, CONTROLLER_CALLS, Joined, Node, SessionState};
 use crate::cluster::reconcile::EVERY;
 use crate::error::{Error, presentable};
-use crate::plugin::{ATTACHES, Plugins, Service};
+use crate::plugin::{ATTACHES, Plugins};
 use crate::store::registry::VolumeName;
 use crate::volume::Volumes;
 use crate::volume::rules::check_name;
@@ -298,7 +298,7 @@ impl Session {
                 plugin: view.id.clone(),
                 attaches: attaches.into(),
                 node_id: node_id.unwrap_or(before.node_id),
-                controller: attaches == Attaches::Yes && plugins.offers_now(&view.id, Service::Controller),
+                controller: attaches == Attaches::Yes && plugins.has_roots_controller(&view.id),
             };
             now.insert(view.id, report);
         }

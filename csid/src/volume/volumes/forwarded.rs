@@ -74,14 +74,14 @@ impl Volumes {
         call: &ForwardedCall,
     ) -> Result<BTreeMap<String, String>, ForwardedFailure> {
         let ForwardedCall { plugin, external_id, node_id, .. } = call;
+        let controller = self.shared.plugins.roots_controller(plugin, Instant::now() + CONTROLLER).await;
+        let controller = controller
+            .map_err(|error| ForwardedFailure { outcome: ClaimOutcome::NotSent(None), error })?
+            .hiding(call.hide.clone());
         let secrets = self.secrets_of(call).await.map_err(|error| {
             let outcome = ClaimOutcome::NotSent(Some(error.message.clone()));
             ForwardedFailure { outcome, error }
         })?;
-        let controller = self.shared.plugins.controller(plugin, Instant::now() + CONTROLLER).await;
-        let controller = controller
-            .map_err(|error| ForwardedFailure { outcome: ClaimOutcome::NotSent(None), error })?
-            .hiding(call.hide.clone());
         // A uid of another host is none of this one's. Volumes of the servers are root's here.
         let context = CallContext {
             uid: 0,
