@@ -8,6 +8,7 @@ use csi_proto::cluster::v1::controller_call::Method;
 use csi_proto::cluster::v1::{Answer, CallClass, CallEnded, CallFailure, ControllerCall, Publish, Unpublish};
 
 use crate::cluster::node::Node;
+use crate::cluster::permits::CallPlace;
 use crate::cluster::orders::NoTurn;
 use crate::error::{Error, Result, cut};
 use crate::store::registry::{Registration, VolumeName, VolumeSpec};
@@ -23,9 +24,9 @@ const HIDDEN: (usize, usize) = (4096, 1024 * 1024);
 /// The limit of a message that is sent to a server, in bytes.
 const MESSAGE: usize = 2048;
 
-/// Returns the end of a call that is not made now.
-pub(super) fn not_started(call: &ControllerCall) -> CallEnded {
-    ended(call, How::NotStarted(true))
+/// Returns the end of a call that this host does not begin.
+pub(super) fn refused(call: &ControllerCall, error: Error) -> CallEnded {
+    ended(call, failure(ForwardedFailure { outcome: ClaimOutcome::NotSent(None), error }))
 }
 
 fn ended(call: &ControllerCall, how: How) -> CallEnded {
@@ -33,6 +34,11 @@ fn ended(call: &ControllerCall, how: How) -> CallEnded {
 }
 
 impl Node {
+    /// Takes the place of a call, or refuses the call before anything is loaded for it.
+    pub(super) fn admit(&self, call: &ControllerCall) -> Result<CallPlace> {
+        self.permits.admit(&call.plugin, &call.credential)
+    }
+
     /// Makes a controller call when its turn has come, and returns how it ended.
     pub(super) async fn make_call(self: Arc<Self>, call: ControllerCall, volumes: Volumes) -> CallEnded {
         let forwarded = match read(&call) {
@@ -49,7 +55,7 @@ impl Node {
                 tracing::warn!(volume = %forwarded.name, epoch = call.epoch, "a stale controller call came");
                 return ended(&call, How::Stale(true));
             }
-            Err(NoTurn::Late) => return not_started(&call),
+            Err(NoTurn::Late) => return ended(&call, How::NotStarted(true)),
         };
         match volumes.call_controller(forwarded).await {
             Ok(publish_context) => match rules::check_publish_context(&publish_context) {

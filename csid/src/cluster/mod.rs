@@ -9,6 +9,7 @@ mod failure;
 mod link;
 mod node;
 mod orders;
+mod permits;
 mod reconcile;
 pub mod rows;
 mod session;

@@ -62,7 +62,8 @@ impl Plugins {
     /// Returns whether an instance of root's is healthy and offers its controller.
     pub fn has_roots_controller(&self, id: &str) -> bool {
         let plugins = self.entries();
-        let is_one = |entry: &InstanceEntry| entry.state.borrow().ready.as_ref().is_some_and(is_roots_controller);
+        let is_one =
+            |entry: &InstanceEntry| entry.state.borrow().ready.as_ref().is_some_and(is_roots_controller);
         serving(plugins.get(id)).any(is_one)
     }
 
