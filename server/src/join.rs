@@ -156,6 +156,7 @@ impl Cluster {
             protocol: PROTOCOL,
             server: joining.here.id.clone(),
             node: node.to_owned(),
+            revision,
         };
         Ok(Some(Joined::Welcome(Box::new(welcome), joining)))
     }

@@ -139,7 +139,7 @@ impl Node {
         };
         let opened = tokio::time::timeout(WELCOME, opened).await.map_err(|_| lost("no answer to Hello"))?;
         let (from_server, first) = opened.map_err(|status| End::Lost(text_of(&status)))?;
-        let Welcome { generation, mode, node, .. } = match first.and_then(|first| first.is) {
+        let Welcome { generation, mode, node, revision, .. } = match first.and_then(|first| first.is) {
             Some(to_node::Is::Welcome(welcome)) => welcome,
             Some(to_node::Is::Refused(refused)) => {
                 let [reason, message] =
@@ -157,7 +157,7 @@ impl Node {
             return Err(End::Refused { reason: "another-name".to_owned(), message });
         }
         self.has_seen(generation, 0);
-        self.orders.begin(generation);
+        self.orders.begin(generation, revision);
         let mut session = Session { to_server, from_server, reported: BTreeMap::new() };
         session.report(plugins, &self.permits).map_err(|text| lost(&text))?;
         if mode != "normal" {
