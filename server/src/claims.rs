@@ -151,7 +151,7 @@ impl Cluster {
             return self.refuse_state(node).await;
         }
         let plugin = &record.volume.plugin;
-        let around = Around { node: Some(row.clone()), plugin: self.plugin(plugin).await? };
+        let around = self.around_row(&record, Some(row.clone())).await?;
         let of_plugin = plugin_guard(plugin, around.plugin.as_ref());
         let mut guards = vec![meta_guard(&meta), node_guard(node, &row), of_plugin, here.guard()];
         if caller.role == Role::Node {
@@ -186,7 +186,7 @@ impl Cluster {
         let is_due = match next {
             ClaimNext::Taken => false,
             ClaimNext::Unseen if claims.attaches.is_none() => return Err(unseen(node, plugin)),
-            _ if !around.has_controllers() => {
+            _ if !around.has_controllers => {
                 let text = format!(
                     "{name}: plugin {plugin} attaches volumes, and no node with the grant controller:{plugin} has reported a \
                      controller that does"
@@ -309,7 +309,7 @@ impl Cluster {
             }
             let event = ClaimEvent::Detached { consumer: owed.consumer.clone() };
             let plugin = &record.volume.plugin;
-            let around = Around { node: Some(row.clone()), plugin: self.plugin(plugin).await? };
+            let around = self.around_row(&record, Some(row.clone())).await?;
             let after = rules::step(&around.claims(&record, node), event);
             let (after, _) = after.map_err(|refusal| rules::refused(refusal, &name, &owed.consumer))?;
             let of_plugin = plugin_guard(plugin, around.plugin.as_ref());

@@ -36,6 +36,15 @@ impl Cluster {
         Identity { cluster: self.config.cluster.clone(), role: Role::Node, name: node.to_owned() }
     }
 
+    /// Returns whether a plugin has a controller for volumes of a namespace, by its row. A node is one where its grant says so, and
+    /// nowhere else.
+    pub fn has_controllers(&self, namespace: &str, plugin: &str, row: Option<&PluginRow>) -> bool {
+        let is_one = |node: &String| {
+            self.config.grants.allow_controller(&self.identity_of(node), Some(namespace), plugin)
+        };
+        row.is_some_and(|row| row.controllers.iter().any(is_one))
+    }
+
     /// Keeps which plugins of a node have a controller that attaches. The word of a node without the grant counts for nothing.
     pub async fn keep_controllers(&self, node: &str, report: &Plugins) -> Result<()> {
         let identity = self.identity_of(node);
