@@ -45,15 +45,20 @@ impl Cluster {
         row.is_some_and(|row| row.controllers.iter().any(is_one))
     }
 
-    /// Keeps which plugins of a node have a controller that attaches. The word of a node without the grant counts for nothing.
+    /// Keeps which plugins of a node have a controller that attaches and that the node calls for others. The word of a node without the
+    /// grant counts for nothing.
     pub async fn keep_controllers(&self, node: &str, report: &Plugins) -> Result<()> {
         let identity = self.identity_of(node);
         for of in &report.plugins {
-            if of.attaches() == Attaches::Unknown {
-                continue;
-            }
             let is_granted = self.config.grants.allow_controller(&identity, None, &of.plugin);
-            self.keep_controller(node, &of.plugin, is_granted && of.attaches() == Attaches::Yes).await?;
+            match of.attaches() {
+                Attaches::Yes if is_granted && of.controller => {
+                    self.keep_controller(node, &of.plugin, true).await?;
+                }
+                Attaches::No if is_granted => self.keep_controller(node, &of.plugin, false).await?,
+                // The plugin may be away for a while. Without a grant, the row counts for nothing.
+                Attaches::Yes | Attaches::No | Attaches::Unknown => {}
+            }
         }
         Ok(())
     }
