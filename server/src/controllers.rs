@@ -1,8 +1,9 @@
 //! Nodes that run controllers of plugins. A node is one only by its grant.
 
+use std::collections::HashSet;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 
-use csi_proto::cluster::v1::{Attaches, Plugins};
+use csi_proto::cluster::v1::{Attaches, PluginReport, Plugins};
 use csi_proto::identity::{Identity, Role};
 use csid::store::registry::Record;
 use csid::{Error, Kind};
@@ -43,6 +44,17 @@ impl Cluster {
             self.config.grants.allow_controller(&self.identity_of(node), Some(namespace), plugin)
         };
         row.is_some_and(|row| row.controllers.iter().any(is_one))
+    }
+
+    /// Returns the plugins whose controllers a node may be sent calls for, of those that are healthy there.
+    pub fn controllers_of(&self, node: &str, report: &Plugins) -> HashSet<String> {
+        let identity = self.identity_of(node);
+        let is_one = |of: &&PluginReport| {
+            of.controller
+                && of.attaches() == Attaches::Yes
+                && self.config.grants.allow_controller(&identity, None, &of.plugin)
+        };
+        report.plugins.iter().filter(is_one).map(|of| of.plugin.clone()).collect()
     }
 
     /// Keeps which plugins of a node have a controller that attaches and that the node calls for others. The word of a node without the
