@@ -11,7 +11,7 @@ use csid_etcd::{Expected, Guard, RowKey, Write, Written};
 
 use crate::cluster::{Cluster, node_guard};
 use crate::failure::Result;
-use crate::rows::{self, PluginRow, Read};
+use crate::rows::{self, NodeRow, NodeState, PluginRow, Read};
 
 /// Tries of a change that others are faster with.
 const TRIES: usize = 16;
@@ -31,6 +31,14 @@ impl Cluster {
         let place = |node: &String| BuildHasherDefault::<DefaultHasher>::default().hash_one((volume, node));
         hosts.sort_by_key(|node| std::cmp::Reverse(place(node)));
         hosts
+    }
+
+    /// Returns the guard of a call's host: its row as it was when the host could have a session. `None`: it may have none.
+    pub async fn host_guard(&self, host: &str) -> Result<Option<Guard>> {
+        let row = self.node(host).await?;
+        let may_have_one =
+            |row: &Read<NodeRow>| matches!(row.value.state, NodeState::Ready | NodeState::Draining);
+        Ok(row.filter(may_have_one).map(|row| node_guard(host, &row)))
     }
 
     fn identity_of(&self, node: &str) -> Identity {

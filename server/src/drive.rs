@@ -253,6 +253,11 @@ impl Driving {
                 (ClaimNext::Run(_), None) => is_waiting = true,
                 (ClaimNext::Run(effect), Some(host)) => {
                     let boot = around.claims(&record, &claim.node).boot;
+                    // What is blocked by any server is sent nothing.
+                    let Some(of_host) = self.cluster.host_guard(host).await? else {
+                        return Ok(Turn::Rest(NOTHING));
+                    };
+                    guards.push(of_host);
                     return self.call(&record, after, effect, host, boot, guards).await;
                 }
                 _ if after != record => {
