@@ -472,10 +472,18 @@ fn no_node_id(node: &str, record: &Record, around: &Around) -> ServerError {
             let text = format!("plugin {plugin} has the same name for node {node} as for node {other}");
             Error::new(Kind::NotAuthorized, text).into()
         }
-        None => {
-            let text = format!("node {node} has not reported its name by plugin {plugin}");
-            Error::new(Kind::PluginUnavailable, text).into()
-        }
+        None => match around.refused_node_id(record) {
+            Some(id) => {
+                let text = format!(
+                    "node {node} has another name by plugin {plugin} than it had first, {id:?}, and no operator has accepted that"
+                );
+                Error::new(Kind::NotAuthorized, text).into()
+            }
+            None => {
+                let text = format!("node {node} has not reported its name by plugin {plugin}");
+                Error::new(Kind::PluginUnavailable, text).into()
+            }
+        },
     }
 }
 

@@ -36,6 +36,11 @@ impl Around {
         self.reported(record).and_then(|plugin| plugin.node_id.clone())
     }
 
+    /// Returns another name of the node by the plugin than the first one, which no operator has accepted.
+    pub fn refused_node_id(&self, record: &Record) -> Option<&str> {
+        self.reported(record).and_then(|plugin| plugin.other_node_id.as_deref())
+    }
+
     /// Returns the other node that has the volume attached under this node's name. A detach would be of both.
     pub fn other_of_node_id<'a>(&self, record: &'a Record, node: &str) -> Option<&'a str> {
         let node_id = self.node_id(record)?;
