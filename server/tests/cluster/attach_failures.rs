@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use csi_proto::cluster::v1::call_ended::How;
-use csi_proto::cluster::v1::{CallClass, CallEnded, FromNode, from_node};
+use csi_proto::cluster::v1::{CallClass, CallEnded, FromNode, PluginReport, from_node};
 use rustix::process::Signal;
 
-use crate::attach::{Controller, attached, claiming, failed, head, is_publish, row, user};
+use crate::attach::{Controller, attached, claiming, failed, head, healthy, is_publish, row, user};
 use crate::site::{First, Site, eventually};
 
 #[tokio::test]
@@ -48,11 +48,11 @@ async fn other_controller_is_called_when_the_time_is_over() {
             (call, two)
         }
     };
-    // It comes back, and still runs the call.
+    // It comes back, and still runs the call. Its plugin is not healthy any more.
     one.join_again(0).await;
     let late = one.called().await;
     one.end(&late, How::NotStarted(true)).await;
-    drop(one.session);
+    one.session.report_as(PluginReport { controller: false, ..healthy() }).await;
     let begun = Instant::now();
     let undo = other.called_within(Duration::from_secs(60)).await;
     // 10 s to begin, and 10 s for the plugin.

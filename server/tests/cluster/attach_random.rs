@@ -10,7 +10,7 @@ use csi_proto::cluster::v1::{Answer, CallClass, ControllerCall};
 use crate::attach::{Controller, attached, failed, is_publish, node_id, row, user};
 use crate::site::{Node, Refusal, Site, eventually};
 
-const ROUNDS: usize = 6;
+const ROUNDS: usize = 12;
 const NODES: [&str; 3] = ["n1", "n2", "n3"];
 
 /// The storage, and which node uses it.
@@ -60,8 +60,12 @@ struct Dice(u64);
 
 impl Dice {
     fn roll(&mut self, sides: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % sides
+        // SplitMix64: near seeds give unlike numbers.
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % sides
     }
 }
 
