@@ -215,8 +215,8 @@ mod tests {
         assert!(values.len() == HIDE && is_silent);
         let (values, is_silent) = hidden(vec!["x".repeat(1000), "y".to_owned()], 1000 + OF_VALUE);
         assert!(values.len() == 1 && is_silent);
-        for length in [1, 100, 127, 128, 20_000, 100_000] {
-            let values = (0..HIDE).map(|n| format!("{n:x>length$}")).collect();
+        for length in [1, 123, 124, 16_380, 100_000] {
+            let values = (0..HIDE).map(|n| format!("{n:04}{}", "x".repeat(length))).collect();
             let (hide, more) = hidden(values, CALL);
             let bytes = Hidden { hide, more }.encoded_len();
             assert!(bytes <= CALL + FRAME && (more || length < 100), "{length}: {bytes}");
