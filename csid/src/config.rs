@@ -8,6 +8,8 @@ use std::time::Duration;
 use csi_proto::identity::is_member_name;
 use serde::Deserialize;
 
+use crate::names;
+
 /// The directories of csid, from systemd's variables.
 #[derive(Clone, Debug)]
 pub struct Directories {
@@ -74,7 +76,17 @@ pub struct Cluster {
     /// The directory of csid-link's sockets, one for each server.
     #[serde(default = "link")]
     pub link: PathBuf,
+    /// Plugins whose controllers this host calls for other hosts.
+    #[serde(default)]
+    pub controllers: Vec<String>,
+    /// Credentials that such a call may name: `csid.NAMESPACE.NAME`, or `csid.NAMESPACE.*` for all of a namespace.
+    #[serde(default)]
+    pub controller_credentials: Vec<String>,
 }
+
+/// The limits of `controllers` and `controller-credentials`.
+const CONTROLLERS: usize = 64;
+const CONTROLLER_CREDENTIALS: usize = 1000;
 
 fn link() -> PathBuf {
     PathBuf::from("/run/csid-link")
@@ -123,6 +135,41 @@ pub enum ConfigError {
     Node { path: PathBuf },
     #[error("{path}: [cluster]: {what} is not a DNS name of at most 63 bytes in small letters")]
     Cluster { path: PathBuf, what: &'static str },
+    #[error("{path}: [cluster]: {what}")]
+    Controllers { path: PathBuf, what: String },
+}
+
+impl Cluster {
+    /// Checks what this host does for others. Returns what is wrong.
+    fn check_controllers(&self) -> Result<(), String> {
+        let Cluster { controllers, controller_credentials, .. } = self;
+        for (key, count, limit) in [
+            ("controllers", controllers.len(), CONTROLLERS),
+            ("controller-credentials", controller_credentials.len(), CONTROLLER_CREDENTIALS),
+        ] {
+            if count > limit {
+                return Err(format!("{key} has {count} entries, and the limit is {limit}"));
+            }
+        }
+        for plugin in controllers {
+            names::name("plugin", plugin).map_err(|error| format!("controllers: {error}"))?;
+        }
+        for credential in controller_credentials {
+            let name = credential.strip_suffix(".*").map(|rest| format!("{rest}.name"));
+            let name = name.as_ref().unwrap_or(credential);
+            let namespace = names::credential_namespace(name).unwrap_or_default();
+            if names::credential(name).is_err()
+                || namespace.is_empty()
+                || name.contains('*')
+                || name.ends_with('.')
+            {
+                return Err(format!(
+                    "controller-credentials has {credential:?}, which is neither csid.NAMESPACE.NAME nor csid.NAMESPACE.*"
+                ));
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Config {
@@ -151,6 +198,8 @@ impl Config {
                     return Err(ConfigError::Cluster { path: path.into(), what });
                 }
             }
+            let wrong = |what| ConfigError::Controllers { path: path.into(), what };
+            cluster.check_controllers().map_err(wrong)?;
         }
         Ok(config)
     }
@@ -258,6 +307,34 @@ mod tests {
             let error = load(text).unwrap_err();
             assert!(error.contains(&format!("[cluster]: {what} is not a DNS name")), "{error}");
         }
+    }
+
+    #[test]
+    fn host_does_nothing_for_others_unless_it_says_so() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("csid.toml");
+        let load = |text: &str| {
+            std::fs::write(&path, format!("node = \"ctl-1\"\n[cluster]\nname = \"prod\"\n{text}")).unwrap();
+            Config::load(&path).map(|config| config.cluster.unwrap()).map_err(|error| error.to_string())
+        };
+        let config = load("").unwrap();
+        assert!(config.controllers.is_empty() && config.controller_credentials.is_empty());
+        let config =
+            load("controllers = [\"ceph\"]\ncontroller-credentials = [\"csid.prod.key\", \"csid.a.b.*\"]")
+                .unwrap();
+        assert_eq!((config.controllers.len(), config.controller_credentials.len()), (1, 2));
+        for credential in
+            ["*", "csid.*", "csid..*", "csid.pro*.key", "csid.prod.k*", "csid.prod.", "key", "csid.a/b.key"]
+        {
+            let error = load(&format!("controller-credentials = [{credential:?}]")).unwrap_err();
+            assert!(error.contains("controller-credentials has"), "{credential}: {error}");
+        }
+        assert!(load("controllers = [\"\"]").is_err());
+        assert!(
+            load(&format!("controllers = {:?}", vec!["p"; CONTROLLERS + 1]))
+                .unwrap_err()
+                .contains("65 entries")
+        );
     }
 
     #[test]

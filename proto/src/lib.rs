@@ -23,6 +23,10 @@ pub mod csi {
 pub mod cluster {
     /// The trailer of a refused call that has a server's [`v1::Failure`].
     pub const TRAILER: &str = "csid-failure-bin";
+    /// The limit of a controller call, in bytes, as it crosses. A server leaves out values of `hide` until the call fits.
+    pub const CALL: usize = 120 * 1024;
+    /// The limit of the values of `hide`.
+    pub const HIDE: usize = 2000;
 
     #[allow(missing_docs, clippy::all, clippy::pedantic, unused_qualifications)]
     pub mod v1 {

@@ -6,7 +6,7 @@ use csi_proto::cluster::v1::{Accepted, ClaimAsk, ClaimChanged, Done, Granted, Ow
 use csi_proto::identity::{Identity, Role, is_member_name};
 use csid::error::{Obstacle, Step, shortened};
 use csid::random;
-use csid::store::registry::{Claim, ClaimState, Record, Registry, VolumeName};
+use csid::store::registry::{Claim, ClaimState, Record, RecordFilter, Registry, VolumeName};
 use csid::volume::rules::{self, ClaimEvent, ClaimNext, check_name};
 use csid::{Error, Kind};
 use tokio::time::Instant;
@@ -167,7 +167,7 @@ impl Cluster {
             return self.refuse_state(node).await;
         }
         let plugin = &record.volume.plugin;
-        let around = Around { node: Some(row.clone()), plugin: self.plugin(plugin).await? };
+        let around = self.around_row(&record, Some(row.clone())).await?;
         let of_plugin = plugin_guard(plugin, around.plugin.as_ref());
         let mut guards = vec![meta_guard(&meta), node_guard(node, &row), of_plugin, here.guard()];
         if caller.role == Role::Node {
@@ -202,7 +202,7 @@ impl Cluster {
         let is_due = match next {
             ClaimNext::Taken => false,
             ClaimNext::Unseen if claims.attaches.is_none() => return Err(unseen(node, plugin)),
-            _ if !around.has_controllers() => {
+            _ if !around.has_controllers => {
                 let text = format!(
                     "{name}: plugin {plugin} attaches volumes, and no node with the grant controller:{plugin} has reported a \
                      controller that does"
@@ -327,7 +327,7 @@ impl Cluster {
             }
             let event = ClaimEvent::Detached { consumer: owed.consumer.clone() };
             let plugin = &record.volume.plugin;
-            let around = Around { node: Some(row.clone()), plugin: self.plugin(plugin).await? };
+            let around = self.around_row(&record, Some(row.clone())).await?;
             let after = rules::step(&around.claims(&record, node), event);
             let (after, _) = after.map_err(|refusal| rules::refused(refusal, &name, &owed.consumer))?;
             let of_plugin = plugin_guard(plugin, around.plugin.as_ref());
@@ -486,10 +486,18 @@ fn no_node_id(node: &str, record: &Record, around: &Around) -> ServerError {
             let text = format!("plugin {plugin} has the same name for node {node} as for node {other}");
             Error::new(Kind::NotAuthorized, text).into()
         }
-        None => {
-            let text = format!("node {node} has not reported its name by plugin {plugin}");
-            Error::new(Kind::PluginUnavailable, text).into()
-        }
+        None => match around.refused_node_id(record) {
+            Some(id) => {
+                let text = format!(
+                    "node {node} has another name by plugin {plugin} than it had first, {id:?}, and no operator has accepted that"
+                );
+                Error::new(Kind::NotAuthorized, text).into()
+            }
+            None => {
+                let text = format!("node {node} has not reported its name by plugin {plugin}");
+                Error::new(Kind::PluginUnavailable, text).into()
+            }
+        },
     }
 }
 

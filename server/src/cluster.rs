@@ -21,6 +21,8 @@ const BETWEEN_OTHERS: Duration = Duration::from_secs(10);
 /// How long the reason for a rolled back claim is kept, and the most of them.
 const KEPT: Duration = Duration::from_secs(60);
 const FAILURES: usize = 10_000;
+/// The most plugins without a row that are remembered.
+const PLUGINS: usize = 10_000;
 
 pub struct Cluster {
     pub config: Config,
@@ -250,7 +252,12 @@ impl Cluster {
     pub async fn plugin_now(&self, plugin: &str) -> Result<Option<Read<PluginRow>>> {
         let key = RowKey::Plugin(plugin.to_owned());
         let row = self.rows.read(&key).await?.map(|row| rows::read(&key, &row)).transpose()?;
-        self.known().plugins.insert(plugin.to_owned(), row.clone());
+        let plugins = &mut self.known().plugins;
+        if plugins.len() >= PLUGINS {
+            // Names come from registrations. Those that are used are read again.
+            plugins.clear();
+        }
+        plugins.insert(plugin.to_owned(), row.clone());
         Ok(row)
     }
 

@@ -1,8 +1,9 @@
 //! Nodes that run controllers of plugins. A node is one only by its grant.
 
+use std::collections::HashSet;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 
-use csi_proto::cluster::v1::{Attaches, Plugins};
+use csi_proto::cluster::v1::{Attaches, PluginReport, Plugins};
 use csi_proto::identity::{Identity, Role};
 use csid::store::registry::Record;
 use csid::{Error, Kind};
@@ -10,7 +11,7 @@ use csid_etcd::{Expected, Guard, RowKey, Write, Written};
 
 use crate::cluster::{Cluster, node_guard};
 use crate::failure::Result;
-use crate::rows::{self, PluginRow, Read};
+use crate::rows::{self, NodeRow, NodeState, PluginRow, Read};
 
 /// Tries of a change that others are faster with.
 const TRIES: usize = 16;
@@ -32,19 +33,62 @@ impl Cluster {
         hosts
     }
 
+    /// Returns the guard of a call's host: its row as it was when the host could have a session. `None`: it may have none.
+    pub async fn host_guard(&self, host: &str) -> Result<Option<Guard>> {
+        let row = self.node(host).await?;
+        let may_have_one =
+            |row: &Read<NodeRow>| matches!(row.value.state, NodeState::Ready | NodeState::Draining);
+        Ok(row.filter(may_have_one).map(|row| node_guard(host, &row)))
+    }
+
     fn identity_of(&self, node: &str) -> Identity {
         Identity { cluster: self.config.cluster.clone(), role: Role::Node, name: node.to_owned() }
     }
 
-    /// Keeps which plugins of a node have a controller that attaches. The word of a node without the grant counts for nothing.
+    /// Returns whether a plugin has a controller for volumes of a namespace, by its row. A node is one where its grant says so, and
+    /// nowhere else.
+    pub fn has_controllers(&self, namespace: &str, plugin: &str, row: Option<&PluginRow>) -> bool {
+        let is_one = |node: &String| {
+            self.config.grants.allow_controller(&self.identity_of(node), Some(namespace), plugin)
+        };
+        row.is_some_and(|row| row.controllers.iter().any(is_one))
+    }
+
+    /// Returns the plugins whose controllers a node may be sent calls for, of those that are healthy there.
+    pub fn controllers_of(&self, node: &str, report: &Plugins) -> HashSet<String> {
+        let identity = self.identity_of(node);
+        let is_one = |of: &&PluginReport| {
+            of.controller
+                && of.attaches() == Attaches::Yes
+                && self.config.grants.allow_controller(&identity, None, &of.plugin)
+        };
+        report.plugins.iter().filter(is_one).map(|of| of.plugin.clone()).collect()
+    }
+
+    /// Keeps which plugins of a node have a controller that attaches and that the node calls for others. The word of a node without the
+    /// grant counts for nothing.
     pub async fn keep_controllers(&self, node: &str, report: &Plugins) -> Result<()> {
         let identity = self.identity_of(node);
         for of in &report.plugins {
-            if of.attaches() == Attaches::Unknown {
-                continue;
-            }
             let is_granted = self.config.grants.allow_controller(&identity, None, &of.plugin);
-            self.keep_controller(node, &of.plugin, is_granted && of.attaches() == Attaches::Yes).await?;
+            match of.attaches() {
+                Attaches::Yes if is_granted && of.controller => {
+                    self.keep_controller(node, &of.plugin, true).await?;
+                }
+                Attaches::No if is_granted => self.keep_controller(node, &of.plugin, false).await?,
+                // The plugin may be away for a while. Without a grant, the row counts for nothing.
+                Attaches::Yes | Attaches::No | Attaches::Unknown => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a blocked node out of the rows of its plugins. It reports them again when it is accepted and has joined.
+    pub async fn remove_controllers(&self, node: &str) -> Result<()> {
+        let row = self.node_now(node).await?;
+        let blocked = row.filter(|row| row.value.state == NodeState::Blocked);
+        for plugin in blocked.iter().flat_map(|row| row.value.plugins.keys()) {
+            self.keep_controller(node, plugin, false).await?;
         }
         Ok(())
     }
@@ -66,7 +110,11 @@ impl Cluster {
                 let text = format!("plugin {plugin} has controllers on {CONTROLLERS} nodes, the limit");
                 return Err(Error::new(Kind::RateLimited, text).into());
             }
-            let Some(row) = self.unblocked(node).await? else { return Ok(()) };
+            let row = match is_one {
+                true => self.unblocked(node).await?,
+                false => self.node_now(node).await?,
+            };
+            let Some(row) = row else { return Ok(()) };
             let key = RowKey::Plugin(plugin.to_owned());
             let write = Write { value: Some(rows::write(&key, &after)?), key, lease: 0 };
             let guards = [plugin_guard(plugin, present.as_ref()), node_guard(node, &row), here.guard()];

@@ -311,6 +311,11 @@ impl Driving {
                         continue;
                     };
                     let boot = around.claims(&record, &claim.node).boot;
+                    // What is blocked by any server is sent nothing.
+                    let Some(of_host) = self.cluster.host_guard(host).await? else {
+                        return Ok(Turn::Rest(NOTHING));
+                    };
+                    guards.push(of_host);
                     let (outcome, is_taken) =
                         match self.call(&record, after, effect, host, boot, guards).await? {
                             Some(called) => called,

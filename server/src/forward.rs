@@ -8,18 +8,22 @@ use csi_proto::cluster::v1::controller_call::Method;
 use csi_proto::cluster::v1::{
     CallClass, CallEnded, CallFailure, Capability, ControllerCall, Hidden, Publish, Unpublish,
 };
+use csi_proto::cluster::{CALL, HIDE};
 use csid::error::presentable;
 use csid::random;
 use csid::store::registry::{Claim, Record, Registration};
 use csid::volume::rules::{self, ClaimAction, ClaimEffect, ClaimOutcome};
 use csid::{Error, Kind};
+use prost::Message;
 
 use crate::failure::Result;
 
 /// How long a call may wait on its host before it begins.
 pub const START: Duration = Duration::from_secs(10);
-/// The limits of the values that a plugin's message may not repeat.
-const HIDDEN: (usize, usize) = (2000, 256 * 1024);
+/// What a call grows by when it has its epoch and stands in its message, in bytes.
+const FRAME: usize = 64;
+/// The most bytes that a value of `hide` has besides its text.
+const OF_VALUE: usize = 6;
 /// The limit of a host's message, in bytes.
 const MESSAGE: usize = 2048;
 
@@ -74,22 +78,30 @@ impl Ready {
         };
         let credential =
             record.attach_secrets(&effect.node).credential.or(registration.spec.credential.clone());
-        let (hide, is_silent) = hidden(rules::given_values(registration, &record.attachments));
         let id = random::name();
         let milliseconds = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
-        let message = ControllerCall {
+        let mut message = ControllerCall {
             call: id.clone(),
             epoch: 0,
             start_within_ms: milliseconds(START),
             plugin: record.volume.plugin.clone(),
             order: record.volume.handle.text().into_owned(),
             credential: credential.unwrap_or_default(),
-            hidden: Some(Hidden { hide }),
+            hidden: None,
             deadline_ms: milliseconds(time),
             method: Some(method),
             namespace: record.name.namespace.clone(),
             volume: record.name.volume.clone(),
         };
+        let bytes = message.encoded_len() + FRAME;
+        let room = CALL.checked_sub(bytes).ok_or_else(|| {
+            Error::internal(format!(
+                "{}: the controller call has {bytes} bytes, and the limit is {CALL}",
+                record.name
+            ))
+        })?;
+        let (hide, is_silent) = hidden(rules::given_values(registration, &record.attachments), room);
+        message.hidden = Some(Hidden { hide, more: is_silent });
         Ok(Ready { id, host: host.to_owned(), effect, boot, message, is_silent })
     }
 }
@@ -109,18 +121,17 @@ fn publish(registration: &Registration, claim: &Claim, node_id: String) -> Publi
     }
 }
 
-/// Returns the values that fit into a call, and whether there are others.
-fn hidden(mut values: Vec<String>) -> (Vec<String>, bool) {
+/// Returns the values that fit into the rest of a call, in bytes, and whether there are others.
+fn hidden(mut values: Vec<String>, room: usize) -> (Vec<String>, bool) {
     values.sort();
     values.dedup();
-    let (most, bytes) = HIDDEN;
     let mut size = 0;
     let count = values.len();
     values.retain(|value| {
-        size += value.len();
-        size <= bytes
+        size += value.len() + OF_VALUE;
+        size <= room
     });
-    values.truncate(most);
+    values.truncate(HIDE);
     let is_silent = values.len() < count;
     (values, is_silent)
 }
@@ -191,12 +202,18 @@ mod tests {
     #[test]
     fn values_that_do_not_fit_silence_the_plugin() {
         let few = vec!["a".to_owned(), "b".to_owned(), "a".to_owned()];
-        assert_eq!(hidden(few), (vec!["a".to_owned(), "b".to_owned()], false));
-        let many = (0..HIDDEN.0 + 1).map(|n| n.to_string()).collect();
-        let (values, is_silent) = hidden(many);
-        assert!(values.len() == HIDDEN.0 && is_silent);
-        let (values, is_silent) = hidden(vec!["x".repeat(HIDDEN.1), "y".to_owned()]);
+        assert_eq!(hidden(few, CALL), (vec!["a".to_owned(), "b".to_owned()], false));
+        let many = (0..HIDE + 1).map(|n| n.to_string()).collect();
+        let (values, is_silent) = hidden(many, CALL);
+        assert!(values.len() == HIDE && is_silent);
+        let (values, is_silent) = hidden(vec!["x".repeat(1000), "y".to_owned()], 1000 + OF_VALUE);
         assert!(values.len() == 1 && is_silent);
+        for length in [1, 123, 124, 16_380, 100_000] {
+            let values = (0..HIDE).map(|n| format!("{n:04}{}", "x".repeat(length))).collect();
+            let (hide, more) = hidden(values, CALL);
+            let bytes = Hidden { hide, more }.encoded_len();
+            assert!(bytes <= CALL + FRAME && (more || length < 100), "{length}: {bytes}");
+        }
         let failure = CallFailure { class: 4, kind: "PluginError".into(), message: "y".into() };
         let shown = |is_silent| {
             let ready = Ready { is_silent, ..ready(ClaimAction::Attach) };

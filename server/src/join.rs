@@ -19,6 +19,8 @@ const PROTOCOL: u32 = 1;
 /// Rows that a join reads at most: sessions of one node, and servers.
 const MOST: i64 = 100;
 const PLUGINS: usize = 64;
+/// The limit of plugins whose names of a node are kept.
+const NODE_IDS: usize = 128;
 /// Tries of a change that others are faster with.
 const TRIES: usize = 16;
 
@@ -99,6 +101,7 @@ impl Cluster {
                 boot: hello.boot.clone(),
                 state: NodeState::Ready,
                 plugins: Default::default(),
+                node_ids: Default::default(),
                 other: None,
                 block: None,
                 rest: Default::default(),
@@ -156,6 +159,7 @@ impl Cluster {
             protocol: PROTOCOL,
             server: joining.here.id.clone(),
             node: node.to_owned(),
+            revision,
         };
         Ok(Some(Joined::Welcome(Box::new(welcome), joining)))
     }
@@ -224,24 +228,26 @@ impl Cluster {
             if present.value.boot != boot || present.value.state == NodeState::Blocked {
                 break;
             }
-            let mut row = present.value.clone();
-            row.plugins = report
-                .plugins
-                .iter()
-                .map(|of| {
-                    let known = row.plugins.get(&of.plugin).cloned().unwrap_or_default();
-                    let attaches = match of.attaches() {
-                        Attaches::Unknown => None,
-                        Attaches::Yes => Some(true),
-                        Attaches::No => Some(false),
-                    };
-                    let node_id =
-                        (!of.node_id.is_empty()).then(|| of.node_id.clone()).or(known.node_id.clone());
-                    (of.plugin.clone(), NodePlugin { attaches, node_id, ..known })
-                })
-                .collect();
-            if row.plugins == present.value.plugins {
+            let row = reported(&present.value, &report);
+            if (&row.plugins, &row.node_ids) == (&present.value.plugins, &present.value.node_ids) {
                 return Ok(());
+            }
+            if row.node_ids.len() > NODE_IDS {
+                let text = format!("node {node} has had names by {NODE_IDS} plugins, the limit");
+                return Err(Error::new(Kind::RateLimited, text).into());
+            }
+            for (plugin, of) in &row.plugins {
+                let before = present.value.plugins.get(plugin).and_then(|of| of.other_node_id.as_ref());
+                if let Some(id) = of.other_node_id.as_ref().filter(|id| Some(*id) != before) {
+                    let first = row.node_ids.get(plugin);
+                    tracing::warn!(
+                        node,
+                        plugin,
+                        first,
+                        id,
+                        "a node reports another name of itself by a plugin, which is refused"
+                    );
+                }
             }
             let key = RowKey::Node(node.to_owned());
             let write = Write { value: Some(rows::write(&key, &row)?), key, lease: 0 };
@@ -254,5 +260,82 @@ impl Cluster {
             }
         }
         Err(Error::new(Kind::Busy, format!("the row of node {node} has changed")).into())
+    }
+}
+
+/// Returns the row of a node after its report. The first name of the node by a plugin stays: under another one, another node could be attached
+/// or detached.
+fn reported(present: &NodeRow, report: &Plugins) -> NodeRow {
+    let mut row = present.clone();
+    row.plugins.clear();
+    for of in &report.plugins {
+        let known = present.plugins.get(&of.plugin).cloned().unwrap_or_default();
+        let attaches = match of.attaches() {
+            Attaches::Unknown => None,
+            Attaches::Yes => Some(true),
+            Attaches::No => Some(false),
+        };
+        let mut after = NodePlugin { attaches, ..known };
+        if !of.node_id.is_empty() {
+            let first = row.node_ids.entry(of.plugin.clone()).or_insert_with(|| of.node_id.clone());
+            let is_first = *first == of.node_id;
+            after.node_id = is_first.then(|| of.node_id.clone());
+            after.other_node_id = (!is_first).then(|| of.node_id.clone());
+        }
+        row.plugins.insert(of.plugin.clone(), after);
+    }
+    row
+}
+
+#[cfg(test)]
+mod tests {
+    use csi_proto::cluster::v1::PluginReport;
+
+    use super::*;
+
+    fn row() -> NodeRow {
+        NodeRow {
+            journal_id: "j".into(),
+            machine_id: "m".into(),
+            boot: "b".into(),
+            state: NodeState::Ready,
+            plugins: Default::default(),
+            node_ids: Default::default(),
+            other: None,
+            block: None,
+            rest: Default::default(),
+        }
+    }
+
+    fn report(plugins: &[(&str, &str)]) -> Plugins {
+        let one = |(plugin, node_id): &(&str, &str)| PluginReport {
+            plugin: (*plugin).to_owned(),
+            attaches: Attaches::No.into(),
+            node_id: (*node_id).to_owned(),
+            controller: false,
+        };
+        Plugins { plugins: plugins.iter().map(one).collect() }
+    }
+
+    #[test]
+    fn first_name_of_a_node_by_a_plugin_stays() {
+        let ids = |row: &NodeRow| {
+            let of = row.plugins.get("p").cloned().unwrap_or_default();
+            (of.node_id, of.other_node_id)
+        };
+        let id = |id: &str| Some(id.to_owned());
+        let first = reported(&row(), &report(&[("p", "i-1")]));
+        assert_eq!(ids(&first), (id("i-1"), None));
+        let silent = reported(&first, &report(&[("p", "")]));
+        assert_eq!(ids(&silent), (id("i-1"), None), "a plugin that stops is known");
+        let other = reported(&silent, &report(&[("p", "i-2")]));
+        assert_eq!(ids(&other), (None, id("i-2")));
+        let silent = reported(&other, &report(&[("p", "")]));
+        assert_eq!(ids(&silent), (None, id("i-2")));
+        assert_eq!(ids(&reported(&other, &report(&[("p", "i-1")]))), (id("i-1"), None));
+        // The plugin was deregistered meanwhile.
+        let gone = reported(&first, &report(&[("q", "x")]));
+        assert_eq!(ids(&gone), (None, None));
+        assert_eq!(ids(&reported(&gone, &report(&[("p", "i-2"), ("q", "x")]))), (None, id("i-2")));
     }
 }

@@ -92,7 +92,12 @@ impl Cluster {
         let mut open = false;
         for _ in 0..TRIES {
             match self.try_set_node(caller, &node, &change).await {
-                Ok(Tried::Done) => return Ok(()),
+                Ok(Tried::Done) => {
+                    if let Change::Block(_) = change {
+                        self.count_as_no_controller(&node).await;
+                    }
+                    return Ok(());
+                }
                 Ok(Tried::Again { open: now }) => open |= now,
                 Err(error) if open && error.is_unavailable() => return Err(uncertain(&node)),
                 Err(error) => return Err(error),
@@ -104,6 +109,13 @@ impl Cluster {
                 let text = format!("the row of node {node} changed {TRIES} times meanwhile");
                 Err(Error::new(Kind::Busy, text).into())
             }
+        }
+    }
+
+    /// Has no claim wait for a blocked node. Without etcd the same block does it later.
+    async fn count_as_no_controller(&self, node: &str) {
+        if let Err(error) = self.while_here(self.remove_controllers(node)).await {
+            tracing::warn!(node, %error, "a blocked node stands in the rows of its plugins still");
         }
     }
 
@@ -216,7 +228,8 @@ fn add_session(
 
 /// Returns a node's row as operators see it.
 fn shown(node: &str, row: &Read<NodeRow>, sessions: Vec<NodeSession>, claims: u64) -> Shown {
-    let NodeRow { journal_id, machine_id, boot, state, plugins, other, block, rest: _ } = &row.value;
+    let NodeRow { journal_id, machine_id, boot, state, plugins, other, block, node_ids: _, rest: _ } =
+        &row.value;
     let plugins = plugins.iter().map(|(plugin, of)| {
         let attaches = match of.attaches {
             None => Attaches::Unknown,
@@ -305,7 +318,9 @@ fn blocked(present: &NodeRow, ask: &BlockAsk, caller: &Identity) -> Option<NodeR
         rest: Default::default(),
     };
     // What has asked to join until now is not what an operator accepts later.
-    Some(NodeRow { state: NodeState::Blocked, block: Some(block), other: None, ..present.clone() })
+    let mut row = NodeRow { state: NodeState::Blocked, block: Some(block), other: None, ..present.clone() };
+    row.plugins.values_mut().for_each(|plugin| plugin.other_node_id = None);
+    Some(row)
 }
 
 /// Returns the row of a node whose machine an operator accepts. `None`: it is accepted.
@@ -316,7 +331,8 @@ fn accepted(node: &str, present: &Read<NodeRow>, accept: &Accept) -> Result<Opti
     if row.state == NodeState::Fenced {
         return Err(is_in_state(node, row.state));
     }
-    if is_own && !is_blocked {
+    let has_other_name = row.plugins.values().any(|plugin| plugin.other_node_id.is_some());
+    if is_own && !is_blocked && !has_other_name {
         return Ok(None);
     }
     if is_blocked && accept.revision == 0 {
@@ -336,7 +352,14 @@ fn accepted(node: &str, present: &Read<NodeRow>, accept: &Accept) -> Result<Opti
         _ => row.state,
     };
     if is_own {
-        return Ok(Some(NodeRow { state, block: None, ..row.clone() }));
+        let mut after = NodeRow { state, block: None, ..row.clone() };
+        for (plugin, of) in &mut after.plugins {
+            if let Some(id) = of.other_node_id.take() {
+                after.node_ids.insert(plugin.clone(), id.clone());
+                of.node_id = Some(id);
+            }
+        }
+        return Ok(Some(after));
     }
     let is_asked = |other: &&rows::OtherMachine| {
         (&other.machine_id, &other.journal_id) == (&accept.machine_id, &accept.journal_id)
@@ -356,6 +379,7 @@ fn accepted(node: &str, present: &Read<NodeRow>, accept: &Accept) -> Result<Opti
         boot: other.boot.clone(),
         state,
         plugins: Default::default(),
+        node_ids: Default::default(),
         other: None,
         block: None,
         rest: row.rest.clone(),
@@ -376,6 +400,7 @@ mod tests {
             boot: "b1".into(),
             state,
             plugins: [("p".to_owned(), Default::default())].into(),
+            node_ids: Default::default(),
             other: None,
             block: None,
             rest: Default::default(),
@@ -425,6 +450,24 @@ mod tests {
         assert!(after.other.is_none() && after.plugins.is_empty());
         let again = accepted("n", &Read { value: after, revision: 8 }, &accept(2, 7)).unwrap();
         assert!(again.is_none(), "the same acceptance again changes nothing");
+    }
+
+    #[test]
+    fn accepted_node_has_its_other_name_by_a_plugin() {
+        let mut present = row(NodeState::Ready);
+        present.value.node_ids.insert("p".into(), "i-1".into());
+        present.value.plugins.get_mut("p").unwrap().other_node_id = Some("i-2".into());
+        assert!(matches!(accepted("n", &present, &accept(1, 6)), Err(ServerError::Refused(_))));
+        let after = accepted("n", &present, &accept(1, 7)).unwrap().unwrap();
+        assert_eq!(
+            (after.node_ids["p"].as_str(), after.plugins["p"].node_id.as_deref()),
+            ("i-2", Some("i-2"))
+        );
+        assert!(accepted("n", &Read { value: after, revision: 8 }, &accept(1, 8)).unwrap().is_none());
+        let ask = BlockAsk { reason: "stolen".into() };
+        let blocked = blocked(&present.value, &ask, &operator()).unwrap();
+        let after = accepted("n", &Read { value: blocked, revision: 8 }, &accept(1, 8)).unwrap().unwrap();
+        assert_eq!((after.node_ids["p"].as_str(), after.plugins["p"].node_id.as_deref()), ("i-1", None));
     }
 
     #[test]

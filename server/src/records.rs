@@ -13,6 +13,8 @@ use crate::rows::{NodeRow, PluginRow, Read};
 pub struct Around {
     pub node: Option<Read<NodeRow>>,
     pub plugin: Option<Read<PluginRow>>,
+    /// Whether a node that may be sent the plugin's calls in the record's namespace has a controller that attaches.
+    pub has_controllers: bool,
 }
 
 impl Around {
@@ -20,15 +22,10 @@ impl Around {
         self.node.as_ref().and_then(|row| row.value.plugins.get(&record.volume.plugin))
     }
 
-    /// Returns whether a node that may be sent the plugin's calls has a controller that attaches.
-    pub fn has_controllers(&self) -> bool {
-        self.plugin.as_ref().is_some_and(|row| !row.value.controllers.is_empty())
-    }
-
     /// Returns whether the plugin attaches volumes. A node is believed about its own plugin, unless the plugin has controllers. What was
     /// attached has to be detached. `None`: not known.
     pub fn attaches(&self, record: &Record) -> Option<bool> {
-        match self.has_controllers() || !record.attachments.is_empty() {
+        match self.has_controllers || !record.attachments.is_empty() {
             true => Some(true),
             false => self.reported(record).and_then(|plugin| plugin.attaches),
         }
@@ -37,6 +34,11 @@ impl Around {
     /// Returns the plugin's name of the node. `None`: not known.
     pub fn node_id(&self, record: &Record) -> Option<String> {
         self.reported(record).and_then(|plugin| plugin.node_id.clone())
+    }
+
+    /// Returns another name of the node by the plugin than the first one, which no operator has accepted.
+    pub fn refused_node_id(&self, record: &Record) -> Option<&str> {
+        self.reported(record).and_then(|plugin| plugin.other_node_id.as_deref())
     }
 
     /// Returns the other node that has the volume attached under this node's name. A detach would be of both.
@@ -74,8 +76,21 @@ pub fn stepped(record: &Record, after: Claims) -> Record {
 impl Cluster {
     /// Returns the rows around a record, perhaps old ones.
     pub async fn around(&self, record: &Record, node: &str) -> crate::failure::Result<Around> {
-        let plugin = self.plugin(&record.volume.plugin).await?;
-        Ok(Around { node: self.node(node).await?, plugin })
+        let node = self.node(node).await?;
+        self.around_row(record, node).await
+    }
+
+    /// Does the same, with a node's row that was read before.
+    pub async fn around_row(
+        &self,
+        record: &Record,
+        node: Option<Read<NodeRow>>,
+    ) -> crate::failure::Result<Around> {
+        let name = &record.volume.plugin;
+        let plugin = self.plugin(name).await?;
+        let row = plugin.as_ref().map(|row| &row.value);
+        let has_controllers = self.has_controllers(&record.name.namespace, name, row);
+        Ok(Around { node, plugin, has_controllers })
     }
 
     /// Writes a record. `None`: it or a guarded row has changed since it was read.

@@ -89,6 +89,9 @@ pub struct NodeRow {
     /// Plugins by name.
     #[serde(default)]
     pub plugins: BTreeMap<String, NodePlugin>,
+    /// The first name of the node by each plugin that the node has reported. It stays when the plugin is gone.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub node_ids: BTreeMap<String, String>,
     /// Another machine with the node's certificate, whose Hello was refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub other: Option<OtherMachine>,
@@ -133,9 +136,12 @@ pub struct BlockRow {
 pub struct NodePlugin {
     /// Whether the plugin's controller attaches volumes. `None`: the node does not know.
     pub attaches: Option<bool>,
-    /// The plugin's name of the node. `None`: the node does not know it.
+    /// The plugin's name of the node. `None`: the node does not know it, or has another one than it had first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_id: Option<String>,
+    /// A name that is not the first one. It counts when an operator accepts the node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub other_node_id: Option<String>,
     #[serde(flatten)]
     pub rest: Map<String, Value>,
 }
@@ -190,7 +196,8 @@ mod tests {
     #[test]
     fn field_of_a_later_version_is_written_back() {
         let value = br#"{"journal-id":"j","machine-id":"m","boot":"b","state":"ready","taint":[1],
-            "plugins":{"p":{"attaches":false,"node-id":"i","max-volumes":7}},
+            "plugins":{"p":{"attaches":false,"node-id":"i","other-node-id":"j","max-volumes":7}},
+            "node-ids":{"p":"i"},
             "other":{"journal-id":"k","machine-id":"n","boot":"c","since-usec":1,"version":"9"},
             "block":{"by":"operator/a","reason":"","since-usec":2,"before":"fenced","until":3}}"#;
         let row = Row { value: value.to_vec(), created: 1, revision: 2 };

@@ -1,6 +1,5 @@
 //! The calls of the contract. Each finds out who calls, and makes one call inward.
 
-use std::collections::HashSet;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,8 +9,8 @@ use csi_proto::cluster::v1::cluster_server::Cluster as Calls;
 use csi_proto::cluster::v1::from_node::Is as From;
 use csi_proto::cluster::v1::to_node::Is as To;
 use csi_proto::cluster::v1::{
-    Accepted, Attaches, ChangeAsk, ClaimAsk, ClaimPage, Done, FromNode, Granted, Hello, ListAsk, Owed,
-    PluginReport, Plugins, ReleaseAsk, ToNode, VolumeAsk, VolumePage, VolumeRow,
+    Accepted, ChangeAsk, ClaimAsk, ClaimPage, Done, FromNode, Granted, Hello, ListAsk, Owed, Plugins,
+    ReleaseAsk, ToNode, VolumeAsk, VolumePage, VolumeRow,
 };
 use csi_proto::identity::{Identity, Role};
 use csid::error::shortened;
@@ -239,9 +238,7 @@ impl Service {
             };
             match message {
                 Ok(Some(FromNode { is: Some(From::Plugins(plugins)) })) => {
-                    let is_one = |of: &&PluginReport| of.controller && of.attaches() == Attaches::Yes;
-                    let controllers = plugins.plugins.iter().filter(is_one).map(|of| of.plugin.clone());
-                    let controllers: HashSet<String> = controllers.collect();
+                    let controllers = self.cluster.controllers_of(node, &plugins);
                     let reported = tokio::select! {
                         reported = self.report(node, boot, plugins) => reported,
                         // Without etcd a report waits for longer than a session may go on.

@@ -10,6 +10,7 @@ mod link;
 mod node;
 mod orders;
 mod owed;
+mod permits;
 mod reconcile;
 pub mod rows;
 mod session;

@@ -1,18 +1,18 @@
 //! This host as a node of a cluster: who it is, and whether a server can be asked.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use csi_proto::cluster::v1::Hello;
 use csi_proto::cluster::v1::cluster_client::ClusterClient;
 use sha2::{Digest, Sha256};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tonic::transport::Channel;
 
 use crate::cluster::failure::unavailable;
 use crate::cluster::orders::CallOrders;
+use crate::cluster::permits::Permits;
 use crate::config::Cluster;
 use crate::error::Result;
 use crate::random;
@@ -22,9 +22,6 @@ const MACHINE_ID: &str = "/etc/machine-id";
 
 /// The limit of claims of one node that a server may have ended at the same time. It is the limit of a node's claims, too.
 pub(super) const CLAIMS: usize = 1000;
-
-/// The limit of controller calls that wait or are made at the same time, of all servers.
-pub(super) const CONTROLLER_CALLS: usize = 256;
 
 /// Whether a server can be asked.
 #[derive(Clone, Debug)]
@@ -79,7 +76,8 @@ pub struct Node {
     pub(super) boot: String,
     /// The controller calls that servers have sent.
     pub(super) orders: CallOrders,
-    pub(super) calls_at_once: Arc<Semaphore>,
+    /// What this host does for others.
+    pub(super) permits: Permits,
     /// The beginning of the names of calls that this journal makes in this boot. It shows neither the journal's ID nor the boot's.
     pub(super) calls: String,
 }
@@ -107,7 +105,7 @@ impl Node {
             machine_id,
             boot: boot.to_owned(),
             orders: CallOrders::default(),
-            calls_at_once: Arc::new(Semaphore::new(CONTROLLER_CALLS)),
+            permits: Permits::new(config),
             calls: calls(journal_id, boot),
         }
     }

@@ -9,6 +9,8 @@ use tokio::sync::OwnedMutexGuard;
 
 /// The most orders that are kept apart. Epochs are revisions of etcd, so those of all orders can be compared.
 const ORDERS: usize = 10_000;
+/// How far an epoch may be after the revision at which the session began. etcd makes no so many revisions in a session.
+const AHEAD: u64 = 1 << 40;
 
 /// The calls that this csid has had, of all servers.
 #[derive(Default)]
@@ -17,6 +19,8 @@ pub(super) struct CallOrders(Mutex<Table>);
 #[derive(Default)]
 struct Table {
     generation: u64,
+    /// The greatest epoch that a server may name.
+    most: u64,
     /// Epochs up to this one are stale in an order that is not in the table.
     floor: u64,
     of: HashMap<(String, String), Order>,
@@ -38,7 +42,7 @@ pub(super) struct CallTurn {
 /// Why a call is not made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NoTurn {
-    /// A call of the order has had this epoch, or a greater one.
+    /// A call of the order has had this epoch, or a greater one. Or the epoch is greater than any can be.
     Stale,
     /// The call could not begin in time.
     Late,
@@ -49,9 +53,16 @@ impl CallOrders {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes over the cluster's generation. The revisions of another one begin again.
-    pub(super) fn begin(&self, generation: u64) {
+    /// Takes over the cluster's generation and revision, as a server says them. The revisions of another generation begin again. Epochs that
+    /// are too great were a lie, and are forgotten.
+    pub(super) fn begin(&self, generation: u64, revision: u64) {
         let mut table = self.lock();
+        let most = revision.saturating_add(AHEAD);
+        table.most = most;
+        if table.floor > most {
+            table.floor = 0;
+        }
+        table.of.values_mut().filter(|order| order.seen > most).for_each(|order| order.seen = 0);
         if table.generation != generation {
             (table.generation, table.floor) = (generation, 0);
             table.of.values_mut().for_each(|order| order.seen = 0);
@@ -81,7 +92,7 @@ impl Table {
     /// Notes a call, and returns the gate of its order.
     fn come(&mut self, key: &(String, String), epoch: u64) -> Result<Arc<tokio::sync::Mutex<()>>, NoTurn> {
         let seen = self.of.get(key).map_or(self.floor, |order| order.seen);
-        if epoch <= seen {
+        if epoch <= seen || epoch > self.most {
             return Err(NoTurn::Stale);
         }
         if !self.of.contains_key(key) && self.of.len() >= ORDERS {
@@ -110,22 +121,44 @@ mod tests {
 
     const SOON: Duration = Duration::from_secs(10);
 
+    /// Returns the orders of a session that has begun.
+    fn known() -> CallOrders {
+        let orders = CallOrders::default();
+        orders.begin(1, 1);
+        orders
+    }
+
     #[tokio::test]
     async fn epoch_that_is_not_greater_is_stale() {
-        let orders = CallOrders::default();
+        let orders = known();
         drop(orders.turn("p", "v", 7, SOON).await.unwrap());
         for epoch in [0, 6, 7] {
             assert_eq!(orders.turn("p", "v", epoch, SOON).await.err(), Some(NoTurn::Stale), "{epoch}");
         }
         drop(orders.turn("p", "other", 6, SOON).await.unwrap());
         drop(orders.turn("q", "v", 6, SOON).await.unwrap());
-        orders.begin(2);
+        orders.begin(2, 0);
         drop(orders.turn("p", "v", 1, SOON).await.unwrap());
+    }
+
+    /// A lying server could keep all later calls from being made.
+    #[tokio::test]
+    async fn epoch_that_no_revision_reaches_is_stale() {
+        let orders = known();
+        assert_eq!(orders.turn("p", "v", u64::MAX, SOON).await.err(), Some(NoTurn::Stale));
+        drop(orders.turn("p", "v", 7, SOON).await.unwrap());
+        // The server lies about its revision, too.
+        orders.begin(1, u64::MAX);
+        drop(orders.turn("p", "v", u64::MAX, SOON).await.unwrap());
+        orders.lock().floor = u64::MAX;
+        orders.begin(1, 8);
+        drop(orders.turn("p", "v", 9, SOON).await.unwrap());
+        drop(orders.turn("p", "other", 9, SOON).await.unwrap());
     }
 
     #[tokio::test]
     async fn later_epoch_waits_and_makes_others_stale() {
-        let orders = Arc::new(CallOrders::default());
+        let orders = Arc::new(known());
         let first = orders.turn("p", "v", 1, SOON).await.unwrap();
         let second = tokio::spawn({
             let orders = orders.clone();
@@ -141,7 +174,7 @@ mod tests {
 
     #[tokio::test]
     async fn forgotten_order_takes_no_earlier_epoch() {
-        let orders = CallOrders::default();
+        let orders = known();
         let running = orders.turn("p", "runs", 1, SOON).await.unwrap();
         for epoch in 2..ORDERS as u64 + 10 {
             drop(orders.turn("p", &epoch.to_string(), epoch, SOON).await.unwrap());

@@ -16,13 +16,14 @@ use tokio::task::JoinSet;
 use tonic::{Status, Streaming};
 
 use crate::backoff::Backoff;
-use crate::cluster::controller::not_started;
+use crate::cluster::controller::refused;
 use crate::cluster::failure::read;
 use crate::cluster::link;
-use crate::cluster::node::{CLAIMS, CONTROLLER_CALLS, Joined, Node, SessionState};
+use crate::cluster::node::{CLAIMS, Joined, Node, SessionState};
+use crate::cluster::permits::Permits;
 use crate::cluster::reconcile::{EVERY, FIRST, spread};
 use crate::error::{Error, presentable};
-use crate::plugin::{ATTACHES, Plugins, Service};
+use crate::plugin::{ATTACHES, Plugins};
 use crate::random;
 use crate::store::registry::VolumeName;
 use crate::volume::Volumes;
@@ -149,7 +150,7 @@ impl Node {
         };
         let opened = tokio::time::timeout(WELCOME, opened).await.map_err(|_| lost("no answer to Hello"))?;
         let (from_server, first) = opened.map_err(|status| End::Lost(text_of(&status)))?;
-        let Welcome { generation, mode, node, .. } = match first.and_then(|first| first.is) {
+        let Welcome { generation, mode, node, revision, .. } = match first.and_then(|first| first.is) {
             Some(to_node::Is::Welcome(welcome)) => welcome,
             Some(to_node::Is::Refused(refused)) => {
                 let [reason, message] =
@@ -167,9 +168,9 @@ impl Node {
             return Err(End::Refused { reason: "another-name".to_owned(), message });
         }
         self.has_seen(generation, 0);
-        self.orders.begin(generation);
+        self.orders.begin(generation, revision);
         let mut session = Session { to_server, from_server, reported: BTreeMap::new() };
-        session.report(plugins).map_err(|text| lost(&text))?;
+        session.report(plugins, &self.permits).map_err(|text| lost(&text))?;
         let recovers = mode != "normal";
         if recovers {
             tracing::warn!(server, "the cluster recovers, and grants nothing yet");
@@ -187,8 +188,6 @@ impl Node {
         let mut comparing = JoinSet::new();
         let mut releases = JoinSet::new();
         let mut asked = HashSet::new();
-        // Their number bounds the calls of all sessions: a call goes on when its session ends.
-        let calls = Arc::clone(&self.calls_at_once);
         loop {
             tokio::select! {
                 message = session.from_server.message() => match message {
@@ -200,7 +199,8 @@ impl Node {
                     }
                     Ok(Some(ToNode { is: Some(to_node::Is::Call(call)) })) => {
                         let to_server = session.to_server.clone();
-                        match Arc::clone(&calls).try_acquire_owned() {
+                        match self.admit(&call) {
+                            // A call goes on when its session ends.
                             Ok(place) => {
                                 let made = Arc::clone(self).make_call(call, volumes.clone());
                                 tokio::spawn(async move {
@@ -208,9 +208,9 @@ impl Node {
                                     drop(place);
                                 });
                             }
-                            Err(_) => {
-                                tracing::warn!(most = CONTROLLER_CALLS, "a controller call was not begun: there are too many");
-                                answer(&to_server, not_started(&call)).await;
+                            Err(error) => {
+                                tracing::warn!(server = self.status(), %error, "a controller call was not begun");
+                                answer(&to_server, refused(&call, error)).await;
                             }
                         }
                     }
@@ -223,7 +223,7 @@ impl Node {
                     if matches!(change, Err(RecvError::Closed)) {
                         return End::Lost("csid stops".to_owned());
                     }
-                    if let Err(text) = session.report(plugins) {
+                    if let Err(text) = session.report(plugins, &self.permits) {
                         return End::Lost(text);
                     }
                 }
@@ -296,7 +296,7 @@ struct Session {
 
 impl Session {
     /// Reports which plugins attach volumes, and what their controllers need, if that has changed. Fails if the server does not take it.
-    fn report(&mut self, plugins: &Plugins) -> Result<(), String> {
+    fn report(&mut self, plugins: &Plugins, permits: &Permits) -> Result<(), String> {
         let mut now = BTreeMap::new();
         for view in plugins.list() {
             let before = self.reported.get(&view.id).cloned().unwrap_or_default();
@@ -310,7 +310,9 @@ impl Session {
                 plugin: view.id.clone(),
                 attaches: attaches.into(),
                 node_id: node_id.unwrap_or(before.node_id),
-                controller: attaches == Attaches::Yes && plugins.offers_now(&view.id, Service::Controller),
+                controller: permits.has(&view.id)
+                    && attaches == Attaches::Yes
+                    && plugins.has_roots_controller(&view.id),
             };
             now.insert(view.id, report);
         }

@@ -59,13 +59,12 @@ impl Plugins {
         serving(plugins.get(id)).any(|entry| entry.state.borrow().ready.is_some())
     }
 
-    /// Returns whether any instance is healthy and offers this service.
-    pub fn offers_now(&self, id: &str, service: Service) -> bool {
+    /// Returns whether an instance of root's is healthy and offers its controller.
+    pub fn has_roots_controller(&self, id: &str) -> bool {
         let plugins = self.entries();
-        let offers = |entry: &InstanceEntry| {
-            entry.state.borrow().ready.as_ref().is_some_and(|ready| ready.0.offers(service))
-        };
-        serving(plugins.get(id)).any(offers)
+        let is_one =
+            |entry: &InstanceEntry| entry.state.borrow().ready.as_ref().is_some_and(is_roots_controller);
+        serving(plugins.get(id)).any(is_one)
     }
 
     /// Whether its mounts are served when this instance has left, so that it may although there are some: another one has node
@@ -117,8 +116,22 @@ impl Plugins {
 
     /// Waits until `deadline` for the healthy controller with the fewest calls in flight; PluginUnavailable after it.
     pub async fn controller(&self, id: &str, deadline: Instant) -> Result<Controller> {
+        self.controller_of(id, deadline, |ready| ready.0.offers(Service::Controller)).await
+    }
+
+    /// Does the same, of root's instances alone. What other hosts have called is sent to no user's plugin.
+    pub async fn roots_controller(&self, id: &str, deadline: Instant) -> Result<Controller> {
+        self.controller_of(id, deadline, is_roots_controller).await
+    }
+
+    async fn controller_of(
+        &self,
+        id: &str,
+        deadline: Instant,
+        is_one: impl Fn(&Ready) -> bool,
+    ) -> Result<Controller> {
         let least = |healthy: &[Ready]| {
-            let controllers = healthy.iter().filter(|ready| ready.0.offers(Service::Controller));
+            let controllers = healthy.iter().filter(|ready| is_one(ready));
             controllers.min_by_key(|ready| ready.0.load.rank()).cloned()
         };
         let chosen = self.picked(id, Service::Controller, deadline, least).await?;
@@ -273,6 +286,10 @@ impl Plugins {
         let (view, is_only) = (sick.unwrap_or(newest).clone(), views.len() == 1);
         ServiceError::Unhealthy { id, kind, view, is_only }
     }
+}
+
+fn is_roots_controller(ready: &Ready) -> bool {
+    ready.0.owner == 0 && ready.0.offers(Service::Controller)
 }
 
 /// [`Plugins::can`], of these instances.

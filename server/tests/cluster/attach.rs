@@ -143,10 +143,15 @@ pub async fn head(site: &Site, volume: &str) -> String {
 
 /// Starts a node that has no controller, and waits until the servers know its name by the plugin.
 pub async fn user(site: &Site, name: &str, server: usize) -> (Node, Session) {
+    user_named(site, name, server, &format!("id of {name}")).await
+}
+
+/// Does the same. `node_id`: the plugin's name of the node.
+pub async fn user_named(site: &Site, name: &str, server: usize, node_id: &str) -> (Node, Session) {
     let node = site.node(name);
     let (first, mut session) = node.say_hello(server).await.unwrap();
     assert!(matches!(first, First::Welcome(_)), "{first:?}");
-    session.report_name(&format!("id of {name}")).await;
+    session.report_name(node_id).await;
     let key = format!("node/{name}");
     eventually("the servers know the node", async || row(site, &key).await.contains("node-id")).await;
     (node, session)

@@ -3,10 +3,15 @@
 use std::time::Duration;
 
 use csi_proto::cluster::v1::call_ended::How;
-use csi_proto::cluster::v1::{Answer, CallClass, CallEnded, FromNode, PluginReport, from_node};
+use csi_proto::cluster::v1::change_ask::What;
+use csi_proto::cluster::v1::node_change::Change;
+use csi_proto::cluster::v1::{
+    Answer, BlockAsk, CallClass, CallEnded, ClaimAsk, FromNode, NodeChange, PluginReport, from_node, to_node,
+};
 
-use crate::attach::{Controller, attached, claiming, failed, healthy, row, user};
-use crate::site::{First, Refusal, Site, eventually};
+use crate::attach::{Controller, attached, claiming, failed, healthy, node_id, row, user, user_named};
+use crate::operators::{csictl, operator};
+use crate::site::{First, Refusal, Site, eventually, register};
 
 #[tokio::test]
 async fn node_without_the_grant_is_no_controller() {
@@ -113,7 +118,7 @@ async fn node_with_anothers_name_is_not_attached() {
     site.register("shared", "multi-node-multi-writer").await;
     let mut controller = Controller::start(&site, "c1", 0).await;
     let (n1, _one) = user(&site, "n1", 0).await;
-    let (n2, mut two) = user(&site, "n2", 0).await;
+    let (n2, _two) = user_named(&site, "n2", 0, "id of n1").await;
     let ask = |node: &crate::site::Node| {
         let mut ask = node.ask("shared", "web");
         ask.r#use.as_mut().unwrap().access_mode = "multi-node-multi-writer".into();
@@ -123,12 +128,79 @@ async fn node_with_anothers_name_is_not_attached() {
     let claim = tokio::spawn(async move { client.claim(first).await });
     controller.publish().await;
     claim.await.unwrap().unwrap();
-    two.report_name("id of n1").await;
-    eventually("the report is written", async || row(&site, "node/n2").await.contains("id of n1")).await;
     let refused = Refusal::of(&n2.client(0).claim(ask(&n2)).await.unwrap_err());
     assert_eq!(refused.kind, "NotAuthorized", "{refused:?}");
     assert!(!controller.is_called(Duration::from_millis(500)).await);
     assert!(row(&site, "vol/default/shared/claim/n2").await.is_empty());
+}
+
+/// Under another name, another node could be attached or detached.
+#[tokio::test]
+async fn nodes_other_name_waits_for_an_operator() {
+    let site = Site::start(1).await;
+    site.register("data", "single-node-writer").await;
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    let (n1, mut session) = user(&site, "n1", 0).await;
+    session.report_name("id of n2").await;
+    eventually("the report is written", async || row(&site, "node/n1").await.contains("other-node-id")).await;
+    let refused = claiming(&n1, 0, "data").await.unwrap().unwrap_err();
+    assert_eq!(refused.kind, "NotAuthorized", "{refused:?}");
+    assert!(refused.message.contains("\"id of n2\""), "{refused:?}");
+    assert!(!controller.is_called(Duration::from_millis(500)).await);
+    // The plugin leaves meanwhile.
+    session.report_as(PluginReport { plugin: "q".into(), ..PluginReport::default() }).await;
+    eventually("the report is written", async || !row(&site, "node/n1").await.contains("other-node-id"))
+        .await;
+    session.report_name("id of n2").await;
+    eventually("the report is written", async || row(&site, "node/n1").await.contains("other-node-id")).await;
+    let said = csictl(&operator(&site, "all"), "node accept n1").await;
+    assert_eq!(said.code, Some(0), "{said:?}");
+    let claim = claiming(&n1, 0, "data");
+    assert_eq!(node_id(&controller.publish().await), "id of n2");
+    claim.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn controller_counts_in_its_namespaces_alone() {
+    let site = Site::start(1).await;
+    site.register("data", "single-node-writer").await;
+    let mut controller = Controller::start(&site, "shared-ctl", 0).await;
+    // The plugin of n1 attaches nothing, and has no controller in the namespace.
+    let (n1, _one) = user(&site, "n1", 0).await;
+    let granted = claiming(&n1, 0, "data").await.unwrap().unwrap();
+    assert!(granted.publish_context.is_empty() && granted.external_node_id.is_empty(), "{granted:?}");
+    let mut ask = register("other", "single-node-writer");
+    let Some(What::Register(of)) = &mut ask.what else { unreachable!() };
+    of.namespace = "shared".into();
+    site.operator(0, "all").change(ask).await.unwrap();
+    let (mut client, ask) = (n1.client(0), ClaimAsk { namespace: "shared".into(), ..n1.ask("other", "web") });
+    let claim = tokio::spawn(async move { client.claim(ask).await });
+    assert_eq!(controller.publish().await.namespace, "shared");
+    claim.await.unwrap().unwrap();
+}
+
+/// Each server ends the session by itself, and not at once.
+#[tokio::test]
+async fn blocked_controller_is_sent_no_call_by_any_server() {
+    let site = Site::start(2).await;
+    site.register("data", "single-node-writer").await;
+    let mut controller = Controller::start(&site, "c1", 1).await;
+    let (n1, _one) = user(&site, "n1", 1).await;
+    let claim = claiming(&n1, 1, "data");
+    let granted = (controller.publish().await, claim.await.unwrap().unwrap()).1;
+    let block = Change::Block(BlockAsk { reason: "stolen".into() });
+    let block = NodeChange { node: "c1".into(), change: Some(block) };
+    site.admin(0, "all").set_node(block).await.unwrap();
+    assert!(!row(&site, "plugin/p").await.contains("c1"), "claims wait for a blocked node");
+    n1.detached(1, "data", &granted.claim).await.unwrap();
+    loop {
+        let next = tokio::time::timeout(Duration::from_secs(20), controller.session.from_server.message());
+        match next.await.expect("the session goes on") {
+            Ok(Some(message)) => assert!(!matches!(message.is, Some(to_node::Is::Call(_))), "{message:?}"),
+            Ok(None) | Err(_) => break,
+        }
+    }
+    assert!(row(&site, "vol/default/data/claim").await.contains("node-detached"));
 }
 
 #[tokio::test]

@@ -51,6 +51,11 @@ namespaces = ["default", "shared"]
 may = ["join", "controller:p"]
 
 [[grant]]
+who = "node/shared-ctl"
+namespaces = ["shared"]
+may = ["join", "controller:p"]
+
+[[grant]]
 who = "node/joins"
 namespaces = ["*"]
 may = ["join"]

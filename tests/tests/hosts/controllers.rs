@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use csi_proto::cluster::v1::change_ask::What;
+use csi_proto::cluster::v1::{Attaches, PluginReport};
 use csid_client::{Client, Kind};
 use csid_tests::ask::*;
 use csid_tests::fault::Fault;
@@ -9,12 +11,18 @@ use csid_tests::script::Half;
 use csid_tests::world::{World, count, eventually, refusal, world};
 
 use crate::kills::again;
+use crate::site::register;
 use crate::*;
 
 const ATTACH: &[&str] = &["PUBLISH_UNPUBLISH_VOLUME", "PUBLISH_READONLY"];
 
 /// Starts this world's csid as `c1`, which has the plugin's controller.
 async fn c1(w: &mut World, link: &Path) -> Client {
+    c1_that(w, link, "controllers = [\"p\"]\n").await
+}
+
+/// Does the same. `does`: what its csid.toml says of controllers.
+async fn c1_that(w: &mut World, link: &Path, does: &str) -> Client {
     let plugin = w.add_plugin_and("p", &[], "").await;
     plugin.set(|script| {
         script.control(ATTACH);
@@ -24,7 +32,7 @@ async fn c1(w: &mut World, link: &Path) -> Client {
     plugin.kill();
     plugin.start().await;
     plugin.provision("ext-data");
-    w.configure(&of_node("c1", link));
+    w.configure(&format!("{}{does}", of_node("c1", link)));
     let client = w.start().await;
     healthy(&client, "p").await;
     joined(w).await;
@@ -188,6 +196,52 @@ fn attached_volume_stays_over_restart_and_reboot() {
         }
         drop(n1);
         thread.join().unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
+/// A server may be an attacker's. What csid does for other hosts stands in its own file.
+#[test]
+fn call_that_csid_toml_does_not_name_is_not_made() {
+    world(async |w| {
+        let site = one_server(&["data"]).await;
+        let mut ask = register("secret", "single-node-writer");
+        let Some(What::Register(of)) = &mut ask.what else { unreachable!() };
+        of.spec.as_mut().unwrap().credential = "csid.default.key".into();
+        site.operator(0, "all").change(ask).await.unwrap();
+        let link = site.node("c1");
+        let client = c1_that(w, link.run(), "").await;
+        let n2 = site.node("n2");
+        let (_, mut session) = n2.say_hello(0).await.unwrap();
+        session
+            .report_as(PluginReport {
+                plugin: "p".into(),
+                attaches: Attaches::Yes.into(),
+                node_id: "node n2".into(),
+                controller: false,
+            })
+            .await;
+        let refused = n2.claim(0, "data").await.unwrap_err();
+        assert_eq!(refused.kind, "NotSupported", "{refused:?}");
+        drop(client);
+
+        w.kill();
+        w.configure(&format!("{}controllers = [\"p\"]\n", of_node("c1", link.run())));
+        assert!(w.launch(&[]).await);
+        joined(w).await;
+        let client = w.client().await;
+        healthy(&client, "p").await;
+        eventually("the servers know the controller", async || {
+            !site.raw().await.below("/csid/v1/plugin/p").await.is_empty()
+        })
+        .await;
+        let refused = n2.claim(0, "secret").await.unwrap_err();
+        assert!(refused.message.contains("controller-credentials"), "{refused:?}");
+        assert!(w.plugin("p").volume_calls().is_empty());
+        let claim = n2.claim(0, "data").await.unwrap();
+        n2.detached(0, "data", &claim).await.unwrap();
+        servers_have(&site, "data", &[]).await;
+        assert_eq!(called(w, &mut 0), ["ControllerPublishVolume", "ControllerUnpublishVolume"]);
         w.nothing_left(&client).await;
     });
 }

@@ -104,7 +104,13 @@ async fn readers_on_the_socket_get_signals() {
 async fn change_of_the_clusters_state_is_signalled() {
     let mut world = World::new();
     let link = world.path("no-link");
-    let config = crate::config::Cluster { name: "prod".into(), inline: false, link: link.clone() };
+    let config = crate::config::Cluster {
+        name: "prod".into(),
+        inline: false,
+        link: link.clone(),
+        controllers: Default::default(),
+        controller_credentials: Default::default(),
+    };
     let node = Arc::new(Node::new(&config, "n1", "journal", "boot"));
     world.rooms.node = Some(node.clone());
     let (path, _serving) = world.listen();

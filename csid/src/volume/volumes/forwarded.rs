@@ -29,6 +29,8 @@ pub struct ForwardedCall {
     pub credential: Option<String>,
     /// Values that the plugin had in other calls for the volume. No message may repeat them.
     pub hide: Vec<String>,
+    /// Whether there are more such values than are known here. No message of the plugin is shown.
+    pub is_silent: bool,
     pub rpc: ForwardedRpc,
     /// How long the plugin has for its answer.
     pub deadline: Duration,
@@ -62,7 +64,13 @@ impl Volumes {
             let text = format!("plugin {} did not answer within {:?}", call.plugin, call.deadline);
             Err(ForwardedFailure { outcome: ClaimOutcome::Unknown, error: Error::new(Kind::TimedOut, text) })
         });
-        answered.map_err(|ForwardedFailure { outcome, error }| {
+        answered.map_err(|ForwardedFailure { mut outcome, mut error }| {
+            if call.is_silent && is_plugins(&outcome) {
+                error.message = "the plugin's message is withheld, for it may repeat a context".to_owned();
+                if let ClaimOutcome::Hopeless(message) = &mut outcome {
+                    message.clone_from(&error.message);
+                }
+            }
             tracing::warn!(volume = %call.name, plugin = call.plugin, node_id = call.node_id, %error,
                 "a controller call of the cluster failed");
             ForwardedFailure { outcome, error: error.with(|details| details.step = Some(step)) }
@@ -74,14 +82,14 @@ impl Volumes {
         call: &ForwardedCall,
     ) -> Result<BTreeMap<String, String>, ForwardedFailure> {
         let ForwardedCall { plugin, external_id, node_id, .. } = call;
+        let controller = self.shared.plugins.roots_controller(plugin, Instant::now() + CONTROLLER).await;
+        let controller = controller
+            .map_err(|error| ForwardedFailure { outcome: ClaimOutcome::NotSent(None), error })?
+            .hiding(call.hide.clone());
         let secrets = self.secrets_of(call).await.map_err(|error| {
             let outcome = ClaimOutcome::NotSent(Some(error.message.clone()));
             ForwardedFailure { outcome, error }
         })?;
-        let controller = self.shared.plugins.controller(plugin, Instant::now() + CONTROLLER).await;
-        let controller = controller
-            .map_err(|error| ForwardedFailure { outcome: ClaimOutcome::NotSent(None), error })?
-            .hiding(call.hide.clone());
         // A uid of another host is none of this one's. Volumes of the servers are root's here.
         let context = CallContext {
             uid: 0,
@@ -121,4 +129,9 @@ impl Volumes {
             None => Ok(None),
         }
     }
+}
+
+/// Returns whether a failed call may have a message of the plugin.
+fn is_plugins(outcome: &ClaimOutcome) -> bool {
+    !matches!(outcome, ClaimOutcome::NotSent(_))
 }
