@@ -196,6 +196,24 @@ async fn controller_messages_hide_secrets() {
     controller.delete("v", request(None)).await.unwrap();
 }
 
+/// What other hosts have called has their volumes' contexts.
+#[tokio::test]
+async fn users_controller_serves_no_other_host() {
+    let own = rustix::process::geteuid().as_raw();
+    for owner in [0, OTHER] {
+        let host = Host::new();
+        let mut fake = host.fake();
+        fake.script().plugin_capabilities = services(&[]);
+        fake.script().controller_capabilities = ALL.to_vec();
+        fake.start_as(if owner == 0 { own } else { owner });
+        host.plugins.register("p", external(&fake.socket), owner).await.unwrap();
+        host.plugins.controller("p", soon(LONG)).await.unwrap();
+        assert_eq!(host.plugins.has_roots_controller("p"), owner == 0);
+        let found = host.plugins.roots_controller("p", soon(Duration::from_millis(300))).await;
+        assert_eq!(found.err().map(|error| error.kind), (owner != 0).then_some(Kind::PluginUnavailable));
+    }
+}
+
 #[tokio::test]
 async fn attaching_is_known_once_a_controller_was_seen() {
     for (serves, capabilities, says, expected) in [
