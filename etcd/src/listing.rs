@@ -293,6 +293,7 @@ mod tests {
                 volume: ("local".into(), Some("id".into())),
                 past_number: 0,
                 change: String::new(),
+                driver: None,
             });
             volumes.by_node.change(name, &ClaimSet::default(), &stored.record.claims);
             volumes.by_name.insert(name.clone(), stored.into());

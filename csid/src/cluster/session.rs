@@ -5,6 +5,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use csi_proto::cluster::CALL;
 use csi_proto::cluster::v1::cluster_client::ClusterClient;
 use csi_proto::cluster::v1::{
     Attaches, CallEnded, ClaimChanged, FromNode, Owed, PluginReport, Plugins as Report, ToNode, Welcome,
@@ -29,8 +30,9 @@ use crate::store::registry::VolumeName;
 use crate::volume::Volumes;
 use crate::volume::rules::check_name;
 
-/// The limit of a server's message, in bytes. A message of rows without content needs about 100 times its size in memory.
-const MESSAGE: usize = 128 * 1024;
+/// The limit of a server's message, in bytes. csid refuses a controller call above [`CALL`], and the session goes on. A message of rows
+/// without content needs about 100 times its size in memory.
+const MESSAGE: usize = 2 * CALL;
 /// How long a server may take to answer a Hello.
 const WELCOME: Duration = Duration::from_secs(15);
 /// The first and the longest pause after every server was asked in vain.
