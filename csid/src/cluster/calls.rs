@@ -26,14 +26,23 @@ const SESSION: Duration = Duration::from_secs(5);
 const CLAIM: Duration = Duration::from_secs(2);
 
 /// The calls whose answers may be in memory at the same time. A server that lies may send the largest ones.
-static PLACES: Semaphore = Semaphore::const_new(16);
+static PLACES: Semaphore = Semaphore::const_new(8);
+/// The same of Claims. A server answers one when the volume is attached. A plugin that hangs must not hold up the ends of claims.
+static CLAIMS: Semaphore = Semaphore::const_new(12);
 
 /// Bounds a call in time, and the calls in number.
 pub(super) async fn answered<T>(
     call: impl Future<Output = Result<Response<T>, Status>>,
 ) -> Result<T, ServerFailure> {
-    // It is never closed.
-    let Ok(Ok(_place)) = tokio::time::timeout(CLAIM, PLACES.acquire()).await else {
+    answered_in(&PLACES, call).await
+}
+
+async fn answered_in<T>(
+    places: &Semaphore,
+    call: impl Future<Output = Result<Response<T>, Status>>,
+) -> Result<T, ServerFailure> {
+    // They are never closed.
+    let Ok(Ok(_place)) = tokio::time::timeout(CLAIM, places.acquire()).await else {
         let text = "as many calls to the cluster's server as csid makes at the same time have no answer";
         return Err(ServerFailure::NotSent(unavailable(text)));
     };
@@ -84,7 +93,7 @@ impl Servers for Node {
             };
             let mut client = self.joined(CLAIM).await.map_err(ServerFailure::NotSent)?;
             let GrantedRow { claim: id, volume, publish_context, external_node_id, revision } =
-                answered(client.claim(ask)).await?;
+                answered_in(&CLAIMS, client.claim(ask)).await?;
             self.has_seen(0, revision);
             let wrong = |error: Error| ServerFailure::Unknown(error);
             let volume =
