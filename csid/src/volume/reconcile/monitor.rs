@@ -75,11 +75,22 @@ impl Volumes {
     }
 
     async fn look_around(&self, ills: &mut UnhealthyMounts) -> Result<()> {
+        let mut now = UnhealthyMounts::new();
+        let looked = self.look_in_parts(ills, &mut now).await;
+        if looked.is_ok() {
+            // The other mounts are not mounted any more.
+            ills.clear();
+        }
+        ills.append(&mut now);
+        looked
+    }
+
+    /// Looks at all mounts, and moves those that still have a failure from `before` to `now`.
+    async fn look_in_parts(&self, before: &mut UnhealthyMounts, now: &mut UnhealthyMounts) -> Result<()> {
         let served = &self.shared.served;
         // A mount that is newer than the table is probed.
         let table = mount_table().await;
         let mut filter = MountFilter { phase: Some(Phase::Mounted), most: PART, ..MountFilter::default() };
-        let mut now = UnhealthyMounts::new();
         loop {
             let rows: Vec<MountRow> =
                 self.shared.store.mounts(filter.clone()).await?.into_iter().map(|(row, _)| row).collect();
@@ -94,9 +105,8 @@ impl Volumes {
                     false => seen.push((row, look)),
                 }
             }
-            now.extend(self.shared.tell(ills, &seen).await?);
+            now.extend(self.shared.tell(before, &seen).await?);
         }
-        *ills = now;
         Ok(())
     }
 }
