@@ -345,24 +345,20 @@ impl Driving {
                 _ => {}
             }
         }
-        if let Some(pause) = pause {
-            // A task that waits for long would have the place of another volume's.
-            return Ok(if pause < SHORT { Turn::Wait(pause) } else { Turn::Rest(pause) });
-        }
         // While a node is between two legs, the call without an answer may have been for it.
         let is_between = record.attachments.iter().any(|at| matches!(at.leg, Leg::Making | Leg::Removing));
-        if !is_waiting && record.driver.is_some() && !(is_between && may_run.is_some()) {
+        let is_bound = is_waiting || is_between;
+        if pause.is_none() && record.driver.is_some() && !is_waiting && !(is_between && may_run.is_some()) {
             let after = Record { driver: None, ..record.clone() };
             self.cluster.swap(&record, after, guards).await?;
             return Ok(Turn::Again);
         }
         // The host's next session ends the rest, and so does a change of the record. A pending claim's node may leave meanwhile.
         let is_pending = record.claims.iter().any(|claim| claim.state == ClaimState::Pending);
-        Ok(Turn::Rest(match may_run {
-            Some(left) if !is_pending => left,
-            Some(left) => left.min(NOTHING),
-            None => NOTHING,
-        }))
+        let reasons = [pause, may_run.filter(|_| is_bound), is_pending.then_some(NOTHING)];
+        let rest = reasons.into_iter().flatten().min().unwrap_or(NOTHING);
+        // A task that waits for long would have the place of another volume's.
+        Ok(if pause.is_some() && rest < SHORT { Turn::Wait(rest) } else { Turn::Rest(rest) })
     }
 
     /// Returns whether a node has had no session for so long that nobody waits there for its pending claims.
