@@ -83,16 +83,6 @@ impl Cluster {
         Ok(())
     }
 
-    /// Takes a blocked node out of the rows of its plugins. It reports them again when it is accepted and has joined.
-    pub async fn remove_controllers(&self, node: &str) -> Result<()> {
-        let row = self.node_now(node).await?;
-        let blocked = row.filter(|row| row.value.state == NodeState::Blocked);
-        for plugin in blocked.iter().flat_map(|row| row.value.plugins.keys()) {
-            self.keep_controller(node, plugin, false).await?;
-        }
-        Ok(())
-    }
-
     async fn keep_controller(&self, node: &str, plugin: &str, is_one: bool) -> Result<()> {
         for _ in 0..TRIES {
             let here = self.presence.here()?;
@@ -110,11 +100,7 @@ impl Cluster {
                 let text = format!("plugin {plugin} has controllers on {CONTROLLERS} nodes, the limit");
                 return Err(Error::new(Kind::RateLimited, text).into());
             }
-            let row = match is_one {
-                true => self.unblocked(node).await?,
-                false => self.node_now(node).await?,
-            };
-            let Some(row) = row else { return Ok(()) };
+            let Some(row) = self.unblocked(node).await? else { return Ok(()) };
             let key = RowKey::Plugin(plugin.to_owned());
             let write = Write { value: Some(rows::write(&key, &after)?), key, lease: 0 };
             let guards = [plugin_guard(plugin, present.as_ref()), node_guard(node, &row), here.guard()];

@@ -92,12 +92,7 @@ impl Cluster {
         let mut open = false;
         for _ in 0..TRIES {
             match self.try_set_node(caller, &node, &change).await {
-                Ok(Tried::Done) => {
-                    if let Change::Block(_) = change {
-                        self.count_as_no_controller(&node).await;
-                    }
-                    return Ok(());
-                }
+                Ok(Tried::Done) => return Ok(()),
                 Ok(Tried::Again { open: now }) => open |= now,
                 Err(error) if open && error.is_unavailable() => return Err(uncertain(&node)),
                 Err(error) => return Err(error),
@@ -109,13 +104,6 @@ impl Cluster {
                 let text = format!("the row of node {node} changed {TRIES} times meanwhile");
                 Err(Error::new(Kind::Busy, text).into())
             }
-        }
-    }
-
-    /// Has no claim wait for a blocked node. Without etcd the same block does it later.
-    async fn count_as_no_controller(&self, node: &str) {
-        if let Err(error) = self.while_here(self.remove_controllers(node)).await {
-            tracing::warn!(node, %error, "a blocked node stands in the rows of its plugins still");
         }
     }
 

@@ -184,6 +184,7 @@ async fn controller_counts_in_its_namespaces_alone() {
 async fn blocked_controller_is_sent_no_call_by_any_server() {
     let site = Site::start(2).await;
     site.register("data", "single-node-writer").await;
+    site.register("more", "single-node-writer").await;
     let mut controller = Controller::start(&site, "c1", 1).await;
     let (n1, _one) = user(&site, "n1", 1).await;
     let claim = claiming(&n1, 1, "data");
@@ -191,7 +192,6 @@ async fn blocked_controller_is_sent_no_call_by_any_server() {
     let block = Change::Block(BlockAsk { reason: "stolen".into() });
     let block = NodeChange { node: "c1".into(), change: Some(block) };
     site.admin(0, "all").set_node(block).await.unwrap();
-    assert!(!row(&site, "plugin/p").await.contains("c1"), "claims wait for a blocked node");
     n1.detached(1, "data", &granted.claim).await.unwrap();
     loop {
         let next = tokio::time::timeout(Duration::from_secs(20), controller.session.from_server.message());
@@ -201,6 +201,9 @@ async fn blocked_controller_is_sent_no_call_by_any_server() {
         }
     }
     assert!(row(&site, "vol/default/data/claim").await.contains("node-detached"));
+    // n1's plugin says that it attaches nothing. Only the controller's word counts, also while it is blocked.
+    let waits = n1.client(1).claim(n1.ask("more", "web")).await.expect_err("granted without an attachment");
+    assert_eq!(Refusal::of(&waits).kind, "TimedOut");
 }
 
 #[tokio::test]
