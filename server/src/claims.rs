@@ -25,7 +25,7 @@ const TRIES: usize = 64;
 /// How long a caller waits for a release at most.
 const RELEASE: Duration = Duration::from_secs(60);
 
-/// The least time between two looks whether the record of a claim that somebody waits for has changed.
+/// The least time between two looks at the record of a claim whose caller waits.
 const ELSEWHERE: Duration = Duration::from_millis(150);
 
 /// How long a caller waits for a controller. A node gives a call up after 10 s.

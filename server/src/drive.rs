@@ -81,7 +81,7 @@ struct Away {
 enum Place {
     /// A task acts for the volume. `again`: it is to look once more at its end.
     Runs { again: bool },
-    /// Nothing can be done here before this time, unless the record changes or somebody says otherwise.
+    /// Nothing can be done here before this time, unless the record changes, a caller asks, or a controller comes.
     Rests(Instant, Memory),
 }
 
@@ -123,7 +123,7 @@ impl Driving {
         self.away.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Acts for volumes until the task is aborted. `due` has those that somebody waits for.
+    /// Acts for volumes until the task is aborted. `due` has those for which a caller waits.
     pub async fn run(self: Arc<Self>, mut due: mpsc::Receiver<VolumeName>) {
         let asked = async {
             while let Some(name) = due.recv().await {
@@ -189,7 +189,7 @@ impl Driving {
         }
     }
 
-    /// Has a task act for a volume, whose record has this revision. `None`: somebody asks for it, so it acts also if the volume rests.
+    /// Starts a task for a volume, whose record has this revision. `None`: a caller waits, so it starts also if the volume rests.
     fn begin(self: &Arc<Self>, name: &VolumeName, revision: Option<u64>) {
         if self.stops.load(Ordering::Acquire) {
             return;
