@@ -11,7 +11,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand, error::ErrorKind};
 use clap_complete::Shell;
 use csid_client::{AccessMode, Propagation, Restore, Target};
 
-pub use cluster::{Accept, Block, Cluster, Node, Server};
+pub use cluster::{Accept, Block, Cluster, Fence, Node, Server};
 pub use common::{Deadline, Name, Pair, Wait, span};
 pub use plugin::{
     Capacity, DeleteSnapshot, Drain, Exec, Logs, Plugin, PluginWait, Register, Snapshots, Top, Upgrade,
@@ -481,6 +481,10 @@ mod tests {
             "--bus --operator node list",
             "node accept",
             "node block",
+            "node fence",
+            "node drain",
+            "node undrain",
+            "node forget",
         ];
         for line in wrong {
             let error = Cli::try_parse_from(["csictl"].into_iter().chain(line.split(' '))).map(|_| ());

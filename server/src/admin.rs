@@ -49,12 +49,20 @@ impl Admin for Service {
         let caller = self.cluster.caller(&request)?;
         let ask = request.into_inner();
         let node = ask.node.clone();
-        let is_block = matches!(ask.change, Some(Change::Block(_)));
+        let is_fence = matches!(ask.change, Some(Change::Fence(_)));
+        let is_over = is_fence || matches!(ask.change, Some(Change::Block(_)));
+        let is_forgotten = matches!(ask.change, Some(Change::Forget(_)));
         self.cluster.set_node(&caller, ask).await?;
-        if is_block {
+        if is_over {
             self.end_if_over(&node).await;
         }
-        Ok(Response::new(self.cluster.changed_node(&node).await?))
+        if is_fence {
+            self.cluster.end_fenced(&caller, &node).await?;
+        }
+        match is_forgotten {
+            true => Ok(Response::new(NodeRow { node, ..NodeRow::default() })),
+            false => Ok(Response::new(self.cluster.changed_node(&node).await?)),
+        }
     }
 
     async fn servers(&self, request: Request<ServersAsk>) -> Result<Response<ServerRows>, Status> {

@@ -395,13 +395,9 @@ impl Cluster {
             let record = self.registry.record(name.clone()).await?;
             let Some(claim) = record.claim_at(&ask.consumer, &ask.node) else { return Ok(None) };
             let id = claim.id.clone();
-            let consumer = ask.consumer.clone();
-            let is_attached = record.attachment(&ask.node).is_some();
             let event = match ask.force {
-                // The operator's word stands for the node's. The controller detaches the volume before another node gets it.
-                true if is_attached => ClaimEvent::Detached { consumer },
-                true => ClaimEvent::Forget { consumer },
-                false => ClaimEvent::Release { consumer },
+                true => by_force(&record, &ask.node, &ask.consumer),
+                false => ClaimEvent::Release { consumer: ask.consumer.clone() },
             };
             let around = self.around(&record, &ask.node).await?;
             guards.push(plugin_guard(&record.volume.plugin, around.plugin.as_ref()));
@@ -501,7 +497,17 @@ fn no_node_id(node: &str, record: &Record, around: &Around) -> ServerError {
     }
 }
 
-fn busy(name: &VolumeName) -> ServerError {
+/// Returns the event that ends a claim by an operator's word. It stands for the node's. The controller detaches the volume before another node gets
+/// it.
+pub fn by_force(record: &Record, node: &str, consumer: &str) -> ClaimEvent {
+    let consumer = consumer.to_owned();
+    match record.attachment(node) {
+        Some(_) => ClaimEvent::Detached { consumer },
+        None => ClaimEvent::Forget { consumer },
+    }
+}
+
+pub fn busy(name: &VolumeName) -> ServerError {
     Error::new(Kind::Busy, format!("the record of {name} changed {TRIES} times meanwhile")).into()
 }
 

@@ -1,6 +1,6 @@
 //! Nodes that run controllers of plugins. A node is one only by its grant.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 
 use csi_proto::cluster::v1::{Attaches, PluginReport, Plugins};
@@ -79,6 +79,15 @@ impl Cluster {
                 // The plugin may be away for a while. Without a grant, the row counts for nothing.
                 Attaches::Yes | Attaches::No | Attaches::Unknown => {}
             }
+        }
+        Ok(())
+    }
+
+    /// Takes a node that is about to be forgotten out of the rows of its plugins.
+    pub async fn drop_controllers(&self, node: &str, row: &NodeRow) -> Result<()> {
+        let plugins = row.plugins.keys().chain(row.node_ids.keys());
+        for plugin in plugins.collect::<BTreeSet<_>>() {
+            self.keep_controller(node, plugin, false).await?;
         }
         Ok(())
     }

@@ -33,6 +33,8 @@ pub enum May {
     Fence,
     /// An operator decides which machines are nodes. Nodes are of all namespaces.
     Admit,
+    /// An operator has a node get no more claims.
+    Drain,
 }
 
 impl May {
@@ -46,12 +48,13 @@ impl May {
             May::ReleaseOthers => "release-others",
             May::Fence => "fence",
             May::Admit => "admit",
+            May::Drain => "drain",
         }
     }
 }
 
 /// Words that a later server takes. A configuration may have them already; they allow nothing yet.
-const LATER: [&str; 7] = ["create", "delete", "expand", "snapshot", "attach", "drain", "cluster"];
+const LATER: [&str; 6] = ["create", "delete", "expand", "snapshot", "attach", "cluster"];
 
 /// The beginning of a word that has the name of a plugin, whose controller calls a node may be sent.
 const CONTROLLER: &str = "controller:";
@@ -119,7 +122,7 @@ impl Grants {
     fn matching<'a>(&'a self, identity: &Identity, may: May) -> impl Iterator<Item = &'a Grant> + use<'a> {
         let of_role = match may {
             May::Join | May::Mount => identity.role == Role::Node,
-            May::Admit => identity.role == Role::Operator,
+            May::Admit | May::Drain => identity.role == Role::Operator,
             _ => identity.role != Role::Server,
         };
         self.of(identity).filter(move |grant| of_role && grant.may.iter().any(|word| word == may.word()))
@@ -151,6 +154,7 @@ fn is_word(word: &str) -> bool {
         May::ReleaseOthers,
         May::Fence,
         May::Admit,
+        May::Drain,
     ];
     known.iter().any(|may| may.word() == word)
         || LATER.contains(&word)

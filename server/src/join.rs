@@ -95,22 +95,11 @@ impl Cluster {
         };
         let row = match present {
             Some(Read { value, .. }) => value,
-            None => NodeRow {
-                journal_id: hello.journal_id.clone(),
-                machine_id: hello.machine_id.clone(),
-                boot: hello.boot.clone(),
-                state: NodeState::Ready,
-                plugins: Default::default(),
-                node_ids: Default::default(),
-                other: None,
-                block: None,
-                rest: Default::default(),
-            },
+            None => NodeRow::new(&hello.journal_id, &hello.machine_id, &hello.boot),
         };
         let is_other_boot = row.boot != hello.boot;
         match row.state {
-            NodeState::Ready | NodeState::Draining => {}
-            NodeState::Fenced => return Ok(Some(refused("fenced", format!("node {node} is fenced")))),
+            NodeState::Ready | NodeState::Draining | NodeState::Fenced => {}
             NodeState::Blocked => return Ok(Some(refused("blocked", format!("node {node} is blocked")))),
         }
         let is_same = (&row.journal_id, &row.machine_id) == (&hello.journal_id, &hello.machine_id);
@@ -126,7 +115,12 @@ impl Cluster {
                 return Ok(Some(refused("twice", text)));
             }
         }
-        let row = NodeRow { boot: hello.boot.clone(), ..row };
+        let state = match row.state {
+            NodeState::Fenced if is_other_boot || hello.clean => row.state_after_fence(),
+            NodeState::Fenced => return Ok(Some(refused("fenced", format!("node {node} is fenced")))),
+            state => state,
+        };
+        let row = NodeRow { boot: hello.boot.clone(), state, ..row };
         let session = SessionRow { since_usec: now_usec(), boot: hello.boot.clone() };
         let (of_node, of_session) = (
             RowKey::Node(node.to_owned()),
@@ -294,17 +288,7 @@ mod tests {
     use super::*;
 
     fn row() -> NodeRow {
-        NodeRow {
-            journal_id: "j".into(),
-            machine_id: "m".into(),
-            boot: "b".into(),
-            state: NodeState::Ready,
-            plugins: Default::default(),
-            node_ids: Default::default(),
-            other: None,
-            block: None,
-            rest: Default::default(),
-        }
+        NodeRow::new("j", "m", "b")
     }
 
     fn report(plugins: &[(&str, &str)]) -> Plugins {

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use csi_proto::cluster::v1::node_change::Change;
 use csi_proto::cluster::v1::{
-    Accept, Attaches, Block, BlockAsk, Machine, NodeChange, NodePage, NodeRow as Shown, NodeSession,
-    PluginReport,
+    Accept, Attaches, Block, BlockAsk, Fence, FenceAsk, Machine, NodeChange, NodePage, NodeRow as Shown,
+    NodeSession, PluginReport,
 };
 use csi_proto::identity::{Identity, is_member_name};
 use csid::error::shortened;
@@ -15,7 +15,7 @@ use csid_etcd::{EtcdError, RowKey, Rows, Write, Written};
 use crate::cluster::{Cluster, is_in_state, node_guard, not_joined};
 use crate::failure::{Result, ServerError};
 use crate::grants::May;
-use crate::rows::{self, BlockRow, NodeRow, NodeState, Read, ServerRow, SessionRow};
+use crate::rows::{self, BlockRow, FenceRow, NodeRow, NodeState, Read, ServerRow, SessionRow};
 use crate::time::now_usec;
 
 /// Nodes of a page. Each has 64 plugins at most, so a page has less than 1 MiB.
@@ -83,8 +83,8 @@ impl Cluster {
 
     /// Changes a node's row, unless it is as wanted already.
     pub async fn set_node(&self, caller: &Identity, ask: NodeChange) -> Result<()> {
-        self.require_operator(caller, May::Admit)?;
         let NodeChange { node, change } = ask;
+        self.require_operator(caller, change.as_ref().map_or(May::Admit, grant_of))?;
         check_node(&node)?;
         let unknown = || Error::new(Kind::NotSupported, "this server does not know the change");
         let change = change.ok_or_else(unknown)?;
@@ -108,10 +108,18 @@ impl Cluster {
     }
 
     async fn try_set_node(&self, caller: &Identity, node: &str, change: &Change) -> Result<Tried> {
-        let present = self.while_here(self.node_now(node)).await?.ok_or_else(|| not_joined(node))?;
+        let present = self.while_here(self.node_now(node)).await?;
+        if let (Change::Forget(_), None) = (change, &present) {
+            return Ok(Tried::Done);
+        }
+        let present = present.ok_or_else(|| not_joined(node))?;
         let after = match change {
             Change::Accept(accept) => accepted(node, &present, accept)?,
             Change::Block(ask) => blocked(&present.value, ask, caller),
+            Change::Fence(ask) => fenced(node, &present, ask, caller)?,
+            Change::Drain(_) => drained(node, &present.value)?,
+            Change::Undrain(_) => undrained(node, &present.value)?,
+            Change::Forget(_) => return self.try_forget(caller, node, &present).await,
         };
         let Some(after) = after else { return Ok(Tried::Done) };
         let is_other =
@@ -121,7 +129,15 @@ impl Cluster {
             let text = format!("node {node} has a session of the machine that has joined");
             return Err(Error::new(Kind::Busy, text).into());
         }
-        let tried = self.write_node(node, &present, &after).await?;
+        if is_other && present.value.is_fenced() {
+            // The claims that have yet to end would be the new machine's.
+            let held = self.while_here(self.held_claims(node, present.revision)).await?;
+            if held > 0 {
+                let text = format!("node {node} is fenced, and {held} of its claims have not ended yet");
+                return Err(Error::new(Kind::Busy, text).into());
+            }
+        }
+        let tried = self.write_node(node, &present, Some(&after)).await?;
         if let Tried::Done = tried {
             match change {
                 Change::Accept(Accept { machine_id, .. }) => {
@@ -130,15 +146,46 @@ impl Cluster {
                 Change::Block(BlockAsk { reason }) => {
                     tracing::warn!(%caller, node, reason, "a node was blocked");
                 }
+                Change::Fence(FenceAsk { reason, .. }) => {
+                    tracing::warn!(%caller, node, reason, "a node was fenced");
+                }
+                Change::Drain(_) => tracing::info!(%caller, node, "a node drains"),
+                Change::Undrain(_) => tracing::info!(%caller, node, "a node drains no more"),
+                Change::Forget(_) => {}
             }
         }
         Ok(tried)
     }
 
-    async fn write_node(&self, node: &str, before: &Read<NodeRow>, after: &NodeRow) -> Result<Tried> {
+    /// Removes the row of a node that has nothing. It is granted nothing while it drains or is fenced, so the count is the last one.
+    async fn try_forget(&self, caller: &Identity, node: &str, present: &Read<NodeRow>) -> Result<Tried> {
+        let busy = |text: String| Err(Error::new(Kind::Busy, text).into());
+        if !matches!(present.value.state, NodeState::Draining | NodeState::Fenced) {
+            let state = present.value.state.word();
+            return busy(format!("node {node} is {state}, and a node that is forgotten drains or is fenced"));
+        }
+        if self.while_here(self.has_sessions(node)).await? {
+            return busy(format!("node {node} has a session"));
+        }
+        self.while_here(async { Ok(self.registry.reached(present.revision).await?) }).await?;
+        let claims = self.while_here(self.count_claims(node)).await?;
+        if claims > 0 {
+            return busy(format!("node {node} has {claims} claims that have not ended yet"));
+        }
+        self.while_here(self.drop_controllers(node, &present.value)).await?;
+        let tried = self.write_node(node, present, None).await?;
+        if let Tried::Done = tried {
+            tracing::warn!(%caller, node, "a node was forgotten");
+        }
+        Ok(tried)
+    }
+
+    /// Writes a node's row. `None`: removes it.
+    async fn write_node(&self, node: &str, before: &Read<NodeRow>, after: Option<&NodeRow>) -> Result<Tried> {
         let here = self.presence.here()?;
         let key = RowKey::Node(node.to_owned());
-        let write = Write { value: Some(rows::write(&key, after)?), key: key.clone(), lease: 0 };
+        let value = after.map(|after| rows::write(&key, after)).transpose()?;
+        let write = Write { value, key: key.clone(), lease: 0 };
         let guards = [node_guard(node, before), here.guard()];
         let written = self.while_here(async { Ok(self.rows.write(&guards, vec![write]).await?) }).await;
         self.forget(&key);
@@ -216,7 +263,7 @@ fn add_session(
 
 /// Returns a node's row as operators see it.
 fn shown(node: &str, row: &Read<NodeRow>, sessions: Vec<NodeSession>, claims: u64) -> Shown {
-    let NodeRow { journal_id, machine_id, boot, state, plugins, other, block, node_ids: _, rest: _ } =
+    let NodeRow { journal_id, machine_id, boot, state, plugins, other, block, fence, node_ids: _, rest: _ } =
         &row.value;
     let plugins = plugins.iter().map(|(plugin, of)| {
         let attaches = match of.attaches {
@@ -251,6 +298,13 @@ fn shown(node: &str, row: &Read<NodeRow>, sessions: Vec<NodeSession>, claims: u6
             since_usec: block.since_usec,
         }),
         revision: row.revision,
+        fence: fence.as_ref().map(|fence| Fence {
+            by: fence.by.clone(),
+            reason: fence.reason.clone(),
+            since_usec: fence.since_usec,
+            number: fence.number,
+            boot: fence.boot.clone(),
+        }),
     }
 }
 
@@ -282,15 +336,86 @@ fn check(change: &Change) -> Result<()> {
             csid::volume::rules::check_name("machine-id", &accept.machine_id)?;
             csid::volume::rules::check_name("journal-id", &accept.journal_id)?;
         }
-        Change::Block(BlockAsk { reason }) if reason.len() > REASON || reason.contains(char::is_control) => {
+        Change::Block(BlockAsk { reason }) | Change::Fence(FenceAsk { reason, .. })
+            if reason.len() > REASON || reason.contains(char::is_control) =>
+        {
             let size = reason.len();
             let text =
                 format!("reason has {size} bytes or a control character, and the limit is {REASON} bytes");
             return Err(Error::invalid(text).into());
         }
-        Change::Block(_) => {}
+        Change::Fence(FenceAsk { revision: 0, .. }) => {
+            return Err(Error::invalid("a fence names the revision of the node's row").into());
+        }
+        Change::Block(_) | Change::Fence(_) | Change::Drain(_) | Change::Undrain(_) | Change::Forget(_) => {}
     }
     Ok(())
+}
+
+/// Returns the grant that a change needs.
+fn grant_of(change: &Change) -> May {
+    match change {
+        Change::Accept(_) | Change::Block(_) | Change::Forget(_) => May::Admit,
+        Change::Fence(_) => May::Fence,
+        Change::Drain(_) | Change::Undrain(_) => May::Drain,
+    }
+}
+
+/// Returns the row of a node whose machine is off, by an operator's word. `None`: it is fenced.
+fn fenced(node: &str, present: &Read<NodeRow>, ask: &FenceAsk, caller: &Identity) -> Result<Option<NodeRow>> {
+    let row = &present.value;
+    if row.is_fenced() {
+        return Ok(None);
+    }
+    // The node may have rebooted since the operator has looked.
+    is_as_seen(node, present, ask.revision)?;
+    let before = row.block.as_ref().map_or(row.state, |block| block.before);
+    let fence = FenceRow {
+        number: row.fence.as_ref().map_or(0, |fence| fence.number) + 1,
+        boot: row.boot.clone(),
+        by: caller.to_string(),
+        reason: ask.reason.clone(),
+        since_usec: now_usec(),
+        before,
+        rest: Default::default(),
+    };
+    let mut after = NodeRow { fence: Some(fence), ..row.clone() };
+    match &mut after.block {
+        // A block stays. Its end leaves the node fenced.
+        Some(block) if row.state == NodeState::Blocked => block.before = NodeState::Fenced,
+        _ => after.state = NodeState::Fenced,
+    }
+    Ok(Some(after))
+}
+
+/// Refuses an operator that has seen another revision of the row.
+fn is_as_seen(node: &str, present: &Read<NodeRow>, seen: u64) -> Result<()> {
+    if seen == present.revision {
+        return Ok(());
+    }
+    let text = format!(
+        "the row of node {node} has changed: the operator has seen revision {seen}, and etcd has {}",
+        present.revision
+    );
+    Err(Error::new(Kind::Busy, text).into())
+}
+
+/// Returns the row of a node that gets no more claims. `None`: it gets none.
+fn drained(node: &str, present: &NodeRow) -> Result<Option<NodeRow>> {
+    match present.state {
+        NodeState::Ready => Ok(Some(NodeRow { state: NodeState::Draining, ..present.clone() })),
+        NodeState::Draining => Ok(None),
+        state @ (NodeState::Fenced | NodeState::Blocked) => Err(is_in_state(node, state)),
+    }
+}
+
+/// Returns the row of a node that drains no more. `None`: it does not drain.
+fn undrained(node: &str, present: &NodeRow) -> Result<Option<NodeRow>> {
+    match present.state {
+        NodeState::Draining => Ok(Some(NodeRow { state: NodeState::Ready, ..present.clone() })),
+        NodeState::Ready => Ok(None),
+        state @ (NodeState::Fenced | NodeState::Blocked) => Err(is_in_state(node, state)),
+    }
 }
 
 /// Returns the row of a node that an operator blocks. `None`: it is blocked.
@@ -316,7 +441,7 @@ fn accepted(node: &str, present: &Read<NodeRow>, accept: &Accept) -> Result<Opti
     let row = &present.value;
     let is_own = (&row.machine_id, &row.journal_id) == (&accept.machine_id, &accept.journal_id);
     let is_blocked = row.state == NodeState::Blocked;
-    if row.state == NodeState::Fenced {
+    if row.state == NodeState::Fenced && is_own {
         return Err(is_in_state(node, row.state));
     }
     let has_other_name = row.plugins.values().any(|plugin| plugin.other_node_id.is_some());
@@ -327,12 +452,8 @@ fn accepted(node: &str, present: &Read<NodeRow>, accept: &Accept) -> Result<Opti
         let text = format!("node {node} is blocked: an acceptance that ends this names the row's revision");
         return Err(Error::invalid(text).into());
     }
-    if accept.revision != 0 && accept.revision != present.revision {
-        let text = format!(
-            "the row of node {node} has changed: the operator has seen revision {}, and etcd has {}",
-            accept.revision, present.revision
-        );
-        return Err(Error::new(Kind::Busy, text).into());
+    if accept.revision != 0 {
+        is_as_seen(node, present, accept.revision)?;
     }
     let state = match &row.block {
         Some(block) if is_blocked => block.before,
@@ -365,11 +486,13 @@ fn accepted(node: &str, present: &Read<NodeRow>, accept: &Accept) -> Result<Opti
         journal_id: other.journal_id.clone(),
         // Calls of the earlier machine name another boot, and are refused.
         boot: other.boot.clone(),
-        state,
+        // The other machine is not the one that is off.
+        state: if state == NodeState::Fenced { row.state_after_fence() } else { state },
         plugins: Default::default(),
         node_ids: Default::default(),
         other: None,
         block: None,
+        fence: row.fence.clone(),
         rest: row.rest.clone(),
     }))
 }
@@ -382,18 +505,8 @@ mod tests {
     use crate::rows::OtherMachine;
 
     fn row(state: NodeState) -> Read<NodeRow> {
-        let value = NodeRow {
-            journal_id: "j1".into(),
-            machine_id: "m1".into(),
-            boot: "b1".into(),
-            state,
-            plugins: [("p".to_owned(), Default::default())].into(),
-            node_ids: Default::default(),
-            other: None,
-            block: None,
-            rest: Default::default(),
-        };
-        Read { value, revision: 7 }
+        let plugins = [("p".to_owned(), Default::default())].into();
+        Read { value: NodeRow { state, plugins, ..NodeRow::new("j1", "m1", "b1") }, revision: 7 }
     }
 
     fn asked(state: NodeState) -> Read<NodeRow> {
@@ -469,9 +582,47 @@ mod tests {
         assert_eq!(kind(&row(NodeState::Blocked), accept(1, 0)), Kind::InvalidArgument);
         assert_eq!(kind(&asked(NodeState::Ready), accept(3, 7)), Kind::NotFound);
         assert_eq!(kind(&row(NodeState::Ready), accept(2, 0)), Kind::NotFound);
-        assert_eq!(kind(&asked(NodeState::Fenced), accept(2, 7)), Kind::Busy);
+        assert_eq!(kind(&row(NodeState::Fenced), accept(1, 7)), Kind::Busy);
         let mixed = Accept { journal_id: "j1".into(), ..accept(2, 7) };
         assert_eq!(kind(&asked(NodeState::Ready), mixed), Kind::NotFound);
+    }
+
+    #[test]
+    fn fence_of_an_old_row_is_refused() {
+        let ask = |revision| FenceAsk { reason: "dead".into(), revision };
+        let old = fenced("n", &row(NodeState::Ready), &ask(6), &operator());
+        assert!(matches!(old, Err(ServerError::Refused(error)) if error.kind == Kind::Busy));
+        assert!(check(&Change::Fence(ask(0))).is_err() && check(&Change::Fence(ask(1))).is_ok());
+        for state in [NodeState::Ready, NodeState::Draining] {
+            let after = fenced("n", &row(state), &ask(7), &operator()).unwrap().unwrap();
+            let fence = after.fence.as_ref().unwrap();
+            assert_eq!((after.state, fence.number, fence.boot.as_str()), (NodeState::Fenced, 1, "b1"));
+            assert_eq!((after.is_fenced(), after.state_after_fence()), (true, state));
+            let again = fenced("n", &Read { value: after, revision: 8 }, &ask(7), &operator()).unwrap();
+            assert!(again.is_none(), "the first fence stays");
+        }
+    }
+
+    #[test]
+    fn fence_of_a_blocked_node_keeps_the_block() {
+        let block = blocked(&row(NodeState::Draining).value, &BlockAsk::default(), &operator()).unwrap();
+        let ask = FenceAsk { revision: 8, ..FenceAsk::default() };
+        let after = fenced("n", &Read { value: block, revision: 8 }, &ask, &operator()).unwrap().unwrap();
+        assert_eq!((after.state, after.is_fenced()), (NodeState::Blocked, true));
+        let after = accepted("n", &Read { value: after, revision: 9 }, &accept(1, 9)).unwrap().unwrap();
+        assert_eq!((after.state, after.is_fenced()), (NodeState::Fenced, true));
+        assert_eq!(after.state_after_fence(), NodeState::Draining);
+    }
+
+    #[test]
+    fn machine_in_place_of_a_fenced_one_is_ready() {
+        let ask = FenceAsk { revision: 7, ..FenceAsk::default() };
+        let after = fenced("n", &asked(NodeState::Ready), &ask, &operator()).unwrap().unwrap();
+        let after = accepted("n", &Read { value: after, revision: 8 }, &accept(2, 8)).unwrap().unwrap();
+        assert_eq!(
+            (after.state, after.boot.as_str(), after.fence.unwrap().number),
+            (NodeState::Ready, "b2", 1)
+        );
     }
 
     #[test]

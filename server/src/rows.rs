@@ -98,8 +98,45 @@ pub struct NodeRow {
     /// Why the node is blocked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block: Option<BlockRow>,
+    /// The last fence. It stays when the node has joined again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fence: Option<FenceRow>,
     #[serde(flatten)]
     pub rest: Map<String, Value>,
+}
+
+impl NodeRow {
+    /// Returns the row of a node that joins for the first time.
+    pub fn new(journal_id: &str, machine_id: &str, boot: &str) -> NodeRow {
+        let (plugins, node_ids, other, block, fence, rest) = Default::default();
+        NodeRow {
+            journal_id: journal_id.to_owned(),
+            machine_id: machine_id.to_owned(),
+            boot: boot.to_owned(),
+            state: NodeState::Ready,
+            plugins,
+            node_ids,
+            other,
+            block,
+            fence,
+            rest,
+        }
+    }
+
+    /// Returns whether the node's machine is off, by an operator's word. A node that is blocked may be fenced, too.
+    pub fn is_fenced(&self) -> bool {
+        let is_below = |block: &BlockRow| block.before == NodeState::Fenced;
+        self.state == NodeState::Fenced
+            || (self.state == NodeState::Blocked && self.block.as_ref().is_some_and(is_below))
+    }
+
+    /// Returns the state of a fenced node that is off no more.
+    pub fn state_after_fence(&self) -> NodeState {
+        match self.fence.as_ref().map(|fence| fence.before) {
+            Some(NodeState::Draining) => NodeState::Draining,
+            _ => NodeState::Ready,
+        }
+    }
 }
 
 /// A machine that is not the one that has joined, as its Hello names it.
@@ -125,6 +162,25 @@ pub struct BlockRow {
     /// Microseconds since 1970, for people.
     pub since_usec: u64,
     /// The state that the node has again when it is accepted.
+    pub before: NodeState,
+    #[serde(flatten)]
+    pub rest: Map<String, Value>,
+}
+
+/// An operator's word that a node is off.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct FenceRow {
+    /// How often the node was fenced.
+    pub number: u64,
+    /// The boot that was fenced. The node may join with another one.
+    pub boot: String,
+    /// The operator, as grants name it.
+    pub by: String,
+    pub reason: String,
+    /// Microseconds since 1970, for people.
+    pub since_usec: u64,
+    /// The state that the node has again after the fence.
     pub before: NodeState,
     #[serde(flatten)]
     pub rest: Map<String, Value>,
@@ -199,7 +255,8 @@ mod tests {
             "plugins":{"p":{"attaches":false,"node-id":"i","other-node-id":"j","max-volumes":7}},
             "node-ids":{"p":"i"},
             "other":{"journal-id":"k","machine-id":"n","boot":"c","since-usec":1,"version":"9"},
-            "block":{"by":"operator/a","reason":"","since-usec":2,"before":"fenced","until":3}}"#;
+            "block":{"by":"operator/a","reason":"","since-usec":2,"before":"fenced","until":3},
+            "fence":{"number":1,"boot":"b","by":"operator/a","reason":"","since-usec":2,"before":"ready","how":4}}"#;
         let row = Row { value: value.to_vec(), created: 1, revision: 2 };
         let key = RowKey::Node("n".into());
         let read: Read<NodeRow> = read(&key, &row).unwrap();

@@ -26,6 +26,40 @@ pub enum Node {
     ///
     /// Its claims stay, and its mounts. `csictl node accept --unblock` ends it.
     Block(Block),
+    /// Say that a node's machine is off: end its sessions and its claims, so that other nodes get the volumes
+    ///
+    /// The machine has to be off, or cut off from the storage: else two machines may write to a volume. It joins again after its
+    /// next boot. If it was not off after all, it mounts nothing until all its volumes are unmounted.
+    Fence(Fence),
+    /// Have a node get no more claims. What it has stays
+    Drain {
+        #[arg(value_parser = NonEmptyStringValueParser::new())]
+        node: String,
+    },
+    /// Have a node that drains get claims again
+    Undrain {
+        #[arg(value_parser = NonEmptyStringValueParser::new())]
+        node: String,
+    },
+    /// Forget a node that drains or is fenced, and that has no session and no claim
+    ///
+    /// With its certificate and a grant it joins as a new node.
+    Forget {
+        #[arg(value_parser = NonEmptyStringValueParser::new())]
+        node: String,
+    },
+}
+
+#[derive(Args)]
+pub struct Fence {
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
+    pub node: String,
+    /// Why, for `csictl node show`; at most 256 bytes. A node that is fenced keeps its reason
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+    /// Do not ask: the node's name again
+    #[arg(long, value_name = "NODE")]
+    pub confirm: Option<String>,
 }
 
 #[derive(Args)]

@@ -2,7 +2,10 @@
 
 use csi_proto::cluster::v1::admin_client::AdminClient;
 use csi_proto::cluster::v1::node_change::Change;
-use csi_proto::cluster::v1::{Accept, Block, BlockAsk, Machine, NodeAsk, NodeChange, NodeRow, NodesAsk};
+use csi_proto::cluster::v1::{
+    Accept, Block, BlockAsk, DrainAsk, FenceAsk, ForgetAsk, Machine, NodeAsk, NodeChange, NodeRow, NodesAsk,
+    UndrainAsk,
+};
 
 use super::common::confirmed_by;
 use crate::{
@@ -54,6 +57,27 @@ pub async fn node(servers: &Servers, command: Node, json: bool, tried: &mut Trie
             );
             changed(&row, json)?;
         }
+        Node::Fence(fence) => self::fence(servers, fence, json, tried).await?,
+        Node::Drain { node } => {
+            about("node drain", &node, tried);
+            let row = set(servers, &node, &format!("drain node {node}"), Change::Drain(DrainAsk {})).await?;
+            changed(&row, json)?;
+            if row.claims > 0 {
+                eprintln!(
+                    "Node {node} has {} claims. To see them: csictl --operator claims --node {node}",
+                    row.claims
+                );
+            }
+        }
+        Node::Undrain { node } => {
+            about("node undrain", &node, tried);
+            let what = format!("undrain node {node}");
+            changed(&set(servers, &node, &what, Change::Undrain(UndrainAsk {})).await?, json)?;
+        }
+        Node::Forget { node } => {
+            about("node forget", &node, tried);
+            set(servers, &node, &format!("forget node {node}"), Change::Forget(ForgetAsk {})).await?;
+        }
     }
     Ok(())
 }
@@ -83,6 +107,33 @@ async fn set(servers: &Servers, node: &str, what: &str, change: Change) -> anyho
 /// Prints a changed node for programs.
 fn changed(row: &NodeRow, json: bool) -> std::io::Result<()> {
     if json { print_json(&output::node_json(row)) } else { Ok(()) }
+}
+
+/// Fences the node as the operator has seen it. A machine that has rebooted since is another one.
+async fn fence(servers: &Servers, args: args::Fence, json: bool, tried: &mut Tried) -> anyhow::Result<()> {
+    let args::Fence { node, reason, confirm } = args;
+    about("node fence", &node, tried);
+    let row = show(servers, &node).await?;
+    let session = match row.sessions.is_empty() {
+        true => "It has no session.",
+        false => "It has a session now, so it is not off yet.",
+    };
+    let what = format!(
+        "Node {node} has {} claims, which end now: other nodes get the volumes. {session} Its machine has to be off, or two machines may write \
+         to a volume.",
+        row.claims
+    );
+    confirmed_by("--confirm", &node, &confirm, &plain(&what))?;
+    let change = Change::Fence(FenceAsk { reason, revision: row.revision });
+    let row = set(servers, &node, &format!("fence node {node}"), change).await?;
+    changed(&row, json)?;
+    if row.claims > 0 {
+        eprintln!(
+            "{} claims of node {node} end when their volumes are detached: csictl --operator claims --node {node}",
+            row.claims
+        );
+    }
+    Ok(())
 }
 
 /// Accepts the machine that the operator has seen, and no other that has asked since.

@@ -24,7 +24,7 @@ pub fn of_operator(error: &OperatorError, tried: &Tried) -> Option<String> {
         OperatorError::NoServer { .. } => {
             "On a server: `systemctl status csid-server`. Then repeat the command.".to_owned()
         }
-        OperatorError::Unknown { .. } if tried.command != "node accept" && tried.command != "node block" => {
+        OperatorError::Unknown { .. } if !tried.command.starts_with("node") => {
             format!("Repeat the command, which is safe. What came of it: `csictl --operator volume show {volume}`.")
         }
         OperatorError::Unknown { .. } => {
@@ -37,13 +37,16 @@ pub fn of_operator(error: &OperatorError, tried: &Tried) -> Option<String> {
         OperatorError::Refused { kind, message, .. } => match kind.as_str() {
             "NotAuthorized" => {
                 "Grants are in csid-server.toml, the same on each server. Nodes and servers need `read` in all namespaces (\"*\"); \
-                 accept and block need `admit` there."
+                 accept, block and forget need `admit` there, fence needs `fence`, drain and undrain need `drain`."
                     .to_owned()
             }
             "NotFound" if tried.command == "node accept" && message.contains("has asked to join") => {
                 format!("What asks to join now: `csictl node show {node}`.")
             }
             "NotFound" => "Nodes that have joined once: `csictl node list`.".to_owned(),
+            "Busy" if tried.command == "node forget" && !message.contains("has a session") => {
+                format!("`csictl node drain {node}`, or `csictl node fence --help` if its machine is off. Its claims: `csictl --operator claims --node {node}`.")
+            }
             "Busy" if message.contains("has a session") => {
                 "Switch the earlier machine off, or stop csid and csid-link on it. Then repeat the command.".to_owned()
             }

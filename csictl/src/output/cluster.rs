@@ -71,8 +71,12 @@ fn servers_of(row: &NodeRow) -> Vec<&str> {
 }
 
 fn note(row: &NodeRow) -> String {
+    let fence = row.fence.as_ref().filter(|_| row.state == "fenced");
     match (&row.block, &row.other) {
         (Some(block), _) => format!("blocked by {} {}", block.by, block.reason).trim_end().to_owned(),
+        (None, None) if let Some(fence) = fence => {
+            format!("fenced by {} {}", fence.by, fence.reason).trim_end().to_owned()
+        }
         (None, Some(other)) => format!("another machine asks to join: {}", other.machine_id),
         (None, None) => String::new(),
     }
@@ -88,6 +92,10 @@ pub fn node(row: &NodeRow) -> String {
         let reason = if block.reason.is_empty() { String::new() } else { format!(": {}", block.reason) };
         format!("by {} at {}{reason}", block.by, timestamp(block.since_usec))
     });
+    let fence = row.fence.as_ref().map(|fence| {
+        let reason = if fence.reason.is_empty() { String::new() } else { format!(": {}", fence.reason) };
+        format!("by {} at {}, boot {}{reason}", fence.by, timestamp(fence.since_usec), fence.boot)
+    });
     let other = row.other.as_ref().map(|other| {
         format!(
             "{}, journal {}, boot {}, refused at {}",
@@ -101,6 +109,7 @@ pub fn node(row: &NodeRow) -> String {
         ("node", row.node.clone()),
         ("state", row.state.clone()),
         ("blocked", block.unwrap_or_default()),
+        ("last fence", fence.unwrap_or_default()),
         ("joined", if sessions.is_empty() { "away".to_owned() } else { sessions.join(", ") }),
         ("machine", machine.machine_id),
         ("journal", machine.journal_id),
@@ -156,6 +165,15 @@ pub fn node_json(row: &NodeRow) -> Value {
             |block| json!({ "by": block.by, "reason": block.reason, "since-usec": block.since_usec }),
         ),
         "revision": row.revision,
+        "fence": row.fence.as_ref().map(|fence| {
+            json!({
+                "by": fence.by,
+                "reason": fence.reason,
+                "since-usec": fence.since_usec,
+                "number": fence.number,
+                "boot": fence.boot,
+            })
+        }),
     })
 }
 

@@ -1,12 +1,15 @@
 //! The calls to the server of the session.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use csi_proto::cluster::v1::cluster_client::ClusterClient;
 use csi_proto::cluster::v1::{
-    ChangeAsk, ClaimAsk, Granted as GrantedRow, Owed, Register, Use, VolumeAsk, change_ask,
+    ChangeAsk, ClaimAsk, Granted as GrantedRow, Owed, Register, Use, VolumeAsk, VolumeRow, change_ask,
 };
 use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::Semaphore;
+use tonic::transport::Channel;
 use tonic::{Response, Status};
 
 use crate::cluster::failure::{read, unavailable};
@@ -55,6 +58,18 @@ async fn answered_in<T>(
 }
 
 impl Node {
+    /// Returns the row of a volume that etcd has now.
+    pub(super) async fn volume_row(
+        &self,
+        mut client: ClusterClient<Channel>,
+        name: &VolumeName,
+    ) -> Result<VolumeRow> {
+        let ask = VolumeAsk { namespace: name.namespace.clone(), volume: name.volume.clone() };
+        let row = answered(client.volume(ask)).await?;
+        self.has_seen(0, row.revision);
+        Ok(row)
+    }
+
     /// Reports to the server that this node has nothing of a claim any more.
     pub(super) async fn report(&self, owed: Owed) -> Result<(), ServerFailure> {
         let mut client = self.client().map_err(ServerFailure::NotSent)?;
@@ -65,6 +80,11 @@ impl Node {
 impl Servers for Node {
     fn cluster(&self) -> &str {
         &self.cluster
+    }
+
+    fn fence(&self) -> Option<Error> {
+        let fenced = || unavailable(format!("this node is fenced, and mounts nothing: {}", self.status()));
+        self.fenced.load(Ordering::Acquire).then(fenced)
     }
 
     fn name_call(&self) -> String {
@@ -126,11 +146,8 @@ impl Servers for Node {
 
     fn volume(&self, name: VolumeName) -> BoxFuture<'_, Result<Record>> {
         async move {
-            let mut client = self.joined(SESSION).await?;
-            let ask = VolumeAsk { namespace: name.namespace.clone(), volume: name.volume.clone() };
-            let row = answered(client.volume(ask)).await?;
-            self.has_seen(0, row.revision);
-            read_record(&name, row)
+            let client = self.joined(SESSION).await?;
+            read_record(&name, self.volume_row(client, &name).await?)
         }
         .boxed()
     }

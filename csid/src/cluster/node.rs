@@ -1,7 +1,7 @@
 //! This host as a node of a cluster: who it is, and whether a server can be asked.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use csi_proto::cluster::v1::Hello;
@@ -22,6 +22,9 @@ const MACHINE_ID: &str = "/etc/machine-id";
 
 /// The limit of claims of one node that a server may have ended at the same time. It is the limit of a node's claims, too.
 pub(super) const CLAIMS: usize = 1000;
+
+/// The servers' word for a node that an operator has fenced.
+pub(super) const FENCED: &str = "fenced";
 
 /// Whether a server can be asked.
 #[derive(Clone, Debug)]
@@ -68,6 +71,8 @@ pub struct Node {
     /// When the state has begun, in microseconds since 1970.
     since_usec: AtomicU64,
     pub(super) owed: watch::Sender<Owed>,
+    /// Whether the servers have refused this node as fenced, and no session has begun since.
+    pub(super) fenced: AtomicBool,
     /// The greatest generation and revision of the cluster that this csid has seen.
     generation: AtomicU64,
     revision: AtomicU64,
@@ -99,6 +104,7 @@ impl Node {
             state: watch::Sender::new(SessionState::Starting),
             since_usec: AtomicU64::new(now_usec()),
             owed: watch::Sender::default(),
+            fenced: AtomicBool::new(false),
             generation: AtomicU64::new(0),
             revision: AtomicU64::new(0),
             journal_id: journal_id.to_owned(),
@@ -129,7 +135,8 @@ impl Node {
         matches!(*self.state.borrow(), SessionState::Joined(_))
     }
 
-    pub(super) fn hello(&self) -> Hello {
+    /// Returns what this node says of itself. `clean`: it was fenced, and has nothing of the servers' volumes.
+    pub(super) fn hello(&self, clean: bool) -> Hello {
         Hello {
             cluster: self.cluster.clone(),
             journal_id: self.journal_id.clone(),
@@ -140,6 +147,7 @@ impl Node {
             protocol_max: 1,
             generation: self.generation.load(Ordering::Relaxed),
             seen_revision: self.revision.load(Ordering::Relaxed),
+            clean,
         }
     }
 

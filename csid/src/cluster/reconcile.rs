@@ -4,11 +4,15 @@
 //! The journal has the row of a claim before a server is asked for it. So a claim by a call of this journal that is not in the journal has
 //! ended here. The names of calls begin with a name of the journal in this boot. Other claims stay: an earlier journal may have had
 //! them, or a clone of this host may have taken them, and their volumes may be mounted.
+//!
+//! The other way round, an operator may have ended a claim of this node by force. csid asks the servers again before it mounts the volume. What is
+//! mounted stays.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use csi_proto::cluster::v1::{ClaimPage, ClaimRow, ListAsk};
+use csi_proto::cluster::v1::{ClaimPage, ClaimRow, ListAsk, VolumeRow};
 use tonic::Streaming;
 
 use crate::cluster::calls::answered;
@@ -53,6 +57,9 @@ impl Node {
         let mut room = CLAIMS.saturating_sub(volumes.owed().await?.0.len());
         let (mut ended, mut listed, mut left_out) = (0, 0, 0_u64);
         let mut last = None;
+        // A claim that is granted later is none of these.
+        let granted = volumes.granted().await?;
+        let mut present = HashSet::new();
         let mut client = self.client()?;
         let ask = ListAsk { own: true, ..ListAsk::default() };
         let mut pages = answered(client.claims(ask)).await.map_err(Error::from)?;
@@ -74,6 +81,7 @@ impl Node {
                     return Err(Error::internal("a server's list is not in the order of the names"));
                 }
                 let name = &place.0;
+                present.insert(claim.claim.clone());
                 if let Some(claim) = self.own_claim(claim) {
                     match self.end_unheld_claim(name, claim, volumes, &mut room).await {
                         Ok(true) => ended += 1,
@@ -92,7 +100,28 @@ impl Node {
         if ended > 0 {
             tracing::warn!(ended, "claims that csid gave up were granted later, and are ended");
         }
+        for (name, claim) in granted.into_iter().filter(|(_, claim)| !present.contains(&claim.id)) {
+            match self.lose_if_gone(&name, &claim, volumes).await {
+                Ok(true) => {
+                    tracing::warn!(volume = %name, claim.consumer, "the servers have ended a claim of this node");
+                }
+                Ok(false) => {}
+                Err(error) => {
+                    tracing::warn!(volume = %name, %error, "a claim in the journal was not compared");
+                }
+            }
+        }
         Ok(())
+    }
+
+    /// Notes that the servers have ended a claim, if etcd does not have it now: a list may be older than the claim. Returns whether it was noted.
+    async fn lose_if_gone(&self, name: &VolumeName, claim: &Claim, volumes: &Volumes) -> Result<bool> {
+        let is_gone = match self.volume_row(self.client()?, name).await {
+            Ok(row) => is_gone(&row, claim, &self.name),
+            Err(error) if error.kind == Kind::NotFound => true,
+            Err(error) => return Err(error),
+        };
+        Ok(is_gone && volumes.lose_claim(name, claim).await?)
     }
 
     /// Has a claim ended if the journal lacks it, and if there is room for it. Returns whether it was ended.
@@ -153,6 +182,13 @@ impl Node {
     }
 }
 
+/// Returns whether a volume's row shows that a claim of this node is not there. A row shows few claims, a node's own ones first.
+fn is_gone(row: &VolumeRow, claim: &Claim, node: &str) -> bool {
+    let shown = u64::try_from(row.claims.len()).unwrap_or(u64::MAX);
+    let is_whole = row.claim_count <= shown || row.claims.iter().any(|other| other.node != node);
+    is_whole && row.claims.iter().all(|other| other.claim != claim.id)
+}
+
 /// Returns the next page of a list. `None`: there are no more.
 async fn next(pages: &mut Streaming<ClaimPage>) -> Result<Option<ClaimPage>> {
     let late = || Error::internal(format!("no page of the list came within {} s", PAGE.as_secs()));
@@ -162,8 +198,34 @@ async fn next(pages: &mut Streaming<ClaimPage>) -> Result<Option<ClaimPage>> {
 
 #[cfg(test)]
 mod tests {
+    use std::slice;
+
     use super::*;
     use crate::random;
+
+    #[test]
+    fn claim_is_gone_only_if_a_row_shows_all() {
+        let row = |claim: &str, node: &str| ClaimRow {
+            claim: claim.to_owned(),
+            node: node.to_owned(),
+            ..ClaimRow::default()
+        };
+        let of = |claims: &[ClaimRow], claim_count| VolumeRow {
+            claims: claims.to_vec(),
+            claim_count,
+            ..VolumeRow::default()
+        };
+        let usage = read_use("write", "single-node-writer", "file-system").unwrap();
+        let claim = Claim { id: "one".into(), ..new_claim("c", "here", 0, usage) };
+        let (own, other, others) = (row("one", "here"), row("two", "here"), row("three", "there"));
+        assert!(!is_gone(&of(&[own.clone(), other.clone()], 2), &claim, "here"));
+        assert!(
+            is_gone(&of(&[], 0), &claim, "here") && is_gone(&of(slice::from_ref(&other), 1), &claim, "here")
+        );
+        assert!(!is_gone(&of(slice::from_ref(&other), 9), &claim, "here"), "there may be more of its own");
+        assert!(is_gone(&of(&[other, others], 9), &claim, "here"), "others come after its own");
+        assert!(!is_gone(&of(&[own], 9), &claim, "here"));
+    }
 
     #[test]
     fn nodes_that_join_together_compare_apart() {

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use csi_proto::cluster::CALL;
@@ -20,7 +21,7 @@ use crate::backoff::Backoff;
 use crate::cluster::controller::refused;
 use crate::cluster::failure::read;
 use crate::cluster::link;
-use crate::cluster::node::{CLAIMS, Joined, Node, SessionState};
+use crate::cluster::node::{CLAIMS, FENCED, Joined, Node, SessionState};
 use crate::cluster::permits::Permits;
 use crate::cluster::reconcile::{EVERY, FIRST, spread};
 use crate::error::{Error, presentable};
@@ -86,7 +87,7 @@ impl Node {
             let mut refused = false;
             for server in servers.unwrap_or_default() {
                 let begun = Instant::now();
-                let end = match self.join(&server, &plugins).await {
+                let end = match self.join(&server, &volumes, &plugins).await {
                     Ok(session) => {
                         let end = self.serve(session, &volumes, &plugins).await;
                         pause.worked_for(begun.elapsed());
@@ -102,6 +103,9 @@ impl Node {
                     }
                     End::Refused { reason, message } => {
                         refused = true;
+                        if reason == FENCED {
+                            self.fenced.store(true, Ordering::Release);
+                        }
                         self.become_state(SessionState::Refused { reason, message });
                     }
                 }
@@ -134,12 +138,15 @@ impl Node {
     }
 
     /// Opens a session with a server.
-    async fn join(&self, server: &str, plugins: &Plugins) -> Result<Session, End> {
+    async fn join(&self, server: &str, volumes: &Volumes, plugins: &Plugins) -> Result<Session, End> {
+        // Nothing is claimed while this is set.
+        let is_clean = self.fenced.load(Ordering::Acquire)
+            && volumes.has_nothing_of_servers().await.map_err(|error| End::Lost(error.to_string()))?;
         let lost = |text: &str| End::Lost(text.to_owned());
         let client = ClusterClient::new(link::open(&self.link.join(server)));
         let mut client = client.max_decoding_message_size(MESSAGE);
         let (to_server, receiver) = mpsc::channel(8);
-        let hello = FromNode { is: Some(from_node::Is::Hello(self.hello())) };
+        let hello = FromNode { is: Some(from_node::Is::Hello(self.hello(is_clean))) };
         // The channel is new, so there is a place.
         let _ = to_server.try_send(hello);
         let outgoing = futures_util::stream::unfold(receiver, |mut receiver| async {
@@ -169,6 +176,7 @@ impl Node {
             );
             return Err(End::Refused { reason: "another-name".to_owned(), message });
         }
+        self.fenced.store(false, Ordering::Release);
         self.has_seen(generation, 0);
         self.orders.begin(generation, revision);
         let mut session = Session { to_server, from_server, reported: BTreeMap::new() };

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use tokio::sync::watch;
 
-use crate::cluster::node::{Joined, Node, Owed, SessionState};
+use crate::cluster::node::{FENCED, Joined, Node, Owed, SessionState};
 
 /// The words of a node's state. A host without a cluster is `alone`.
 pub const STATES: [&str; 7] = ["alone", "joining", "joined", "cut-off", "fenced", "recovering", "refused"];
@@ -73,7 +73,7 @@ impl SessionState {
         match self {
             SessionState::Starting => "joining",
             SessionState::CutOff { .. } => "cut-off",
-            SessionState::Refused { reason, .. } if reason == "fenced" => "fenced",
+            SessionState::Refused { reason, .. } if reason == FENCED => FENCED,
             SessionState::Refused { .. } => "refused",
             SessionState::Joined(Joined { recovers: true, .. }) => "recovering",
             SessionState::Joined(_) => "joined",

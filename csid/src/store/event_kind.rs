@@ -27,6 +27,8 @@ pub enum EventKind {
     VolumeDetached,
     ClaimChanged,
     ClaimForced,
+    /// The servers of the cluster have ended a claim that csid has.
+    ClaimGone,
     Mount,
     Unmount,
     MountDead,
@@ -64,6 +66,7 @@ impl EventKind {
             EventKind::VolumeDetached => "volume-detached",
             EventKind::ClaimChanged => "claim-changed",
             EventKind::ClaimForced => "claim-forced",
+            EventKind::ClaimGone => "claim-gone",
             EventKind::Mount => "mount",
             EventKind::Unmount => "unmount",
             EventKind::MountDead => "mount-dead",

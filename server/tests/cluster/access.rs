@@ -8,8 +8,8 @@ use csi_proto::cluster::v1::change_ask::What;
 use csi_proto::cluster::v1::cluster_client::ClusterClient;
 use csi_proto::cluster::v1::node_change::Change;
 use csi_proto::cluster::v1::{
-    Accept, BlockAsk, ChangeAsk, Deregister, ListAsk, NodeAsk, NodeChange, NodesAsk, ReleaseAsk, ServersAsk,
-    VolumeAsk,
+    Accept, BlockAsk, ChangeAsk, Deregister, DrainAsk, FenceAsk, ForgetAsk, ListAsk, NodeAsk, NodeChange,
+    NodesAsk, ReleaseAsk, ServersAsk, UndrainAsk, VolumeAsk,
 };
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Status};
@@ -95,6 +95,10 @@ async fn calls(channel: &Channel, node: &str, namespace: &str) -> BTreeMap<&'sta
         ),
         ("block", Some(Change::Block(BlockAsk::default()))),
         ("another change", None),
+        ("fence", Some(Change::Fence(FenceAsk { reason: String::new(), revision: 1 }))),
+        ("drain", Some(Change::Drain(DrainAsk {}))),
+        ("undrain", Some(Change::Undrain(UndrainAsk {}))),
+        ("forget", Some(Change::Forget(ForgetAsk {}))),
     ];
     for (call, change) in changes {
         found.insert(call, became(client.set_node(NodeChange { node: "n9".into(), change }).await));
@@ -243,6 +247,11 @@ async fn every_call_of_every_identity_is_as_granted() {
             // Who sees volumes sees their claims.
             due.insert("claims", due["volumes"]);
             due.insert("all claims", due["all volumes"]);
+            // `operator/all` may do all that is done to nodes, and n9 is forgotten already.
+            for call in ["fence", "drain", "undrain"] {
+                due.insert(call, due["block"]);
+            }
+            due.insert("forget", if due["block"] == Decided { Done } else { due["block"] });
             // The volume of `deregister` is not there, and has no owner.
             due.insert(
                 "deregister",

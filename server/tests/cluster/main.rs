@@ -14,6 +14,7 @@ mod credentials;
 mod etcd;
 mod failures;
 mod far_end;
+mod fence;
 mod joins;
 mod lies;
 mod lists;

@@ -63,7 +63,7 @@ may = ["join"]
 [[grant]]
 who = "operator/all"
 namespaces = ["*"]
-may = ["read", "register", "claim-for", "release-others", "fence", "admit"]
+may = ["read", "register", "claim-for", "release-others", "fence", "admit", "drain"]
 
 [[grant]]
 who = "operator/anna"
@@ -397,6 +397,7 @@ pub fn hello(name: &str) -> Hello {
         protocol_max: 1,
         generation: 0,
         seen_revision: 0,
+        clean: false,
     }
 }
 

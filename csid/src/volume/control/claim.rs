@@ -54,6 +54,10 @@ impl<S: Site> Engine<'_, S> {
         ahead: &[Arc<Claim>],
     ) -> Result<Record> {
         self.site.operation().step.set(Step::Claim);
+        // What a fenced node has claimed may be another node's.
+        if let Some(error) = self.records.servers.as_ref().and_then(|servers| servers.fence()) {
+            return Err(error);
+        }
         let mut record = self.registered_as_mine(name).await?;
         if let Some(present) = record.claim(&wanted.consumer)
             && (is_owed(&record, &wanted.consumer)

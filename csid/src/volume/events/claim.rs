@@ -22,6 +22,18 @@ pub(in crate::volume) fn state(claim: Option<&Claim>) -> &'static str {
     }
 }
 
+/// Returns the event of a claim that the servers have ended.
+pub(in crate::volume) fn gone(name: &VolumeName, plugin: &str, claim: &Claim) -> NewEvent {
+    let mut details = EventDetails::new();
+    details.insert("success", Value::from(false));
+    details.insert("error", Value::from("the servers of the cluster have ended the claim"));
+    details.insert("consumer", Value::from(claim.consumer.clone()));
+    details.insert("uid", Value::from(claim.uid));
+    details.insert("plugin", Value::from(plugin));
+    details.insert("node", Value::from(claim.node.clone()));
+    NewEvent { kind: EventKind::ClaimGone, subject: name.to_string(), details }
+}
+
 /// Returns an event for each claim whose state has changed.
 pub(in crate::volume) fn changed(before: &Record, after: &Record, event: &ClaimEvent) -> Vec<NewEvent> {
     let forced = match event {

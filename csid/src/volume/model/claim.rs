@@ -296,6 +296,19 @@ impl Claims {
         }
     }
 
+    /// Notes that the servers have a claim no more: an operator has ended it by force. It stays, as its mounts do. A mount needs another grant
+    /// first. Returns `false` if the claim is none that is granted and wanted.
+    pub fn lose_grant(claim: &mut Claim) -> bool {
+        let is_wanted = claim.state == ClaimState::Taken && !claim.releasing;
+        match &mut claim.grant {
+            Some(grant) if is_wanted && grant.leg == Leg::Present => {
+                grant.leg = Leg::Absent;
+                true
+            }
+            _ => false,
+        }
+    }
+
     /// Sets the leg of a claim's grant. Its boot stays.
     fn set_grant(&mut self, consumer: &str, leg: Leg) {
         let cluster = self.cluster.clone().unwrap_or_default();

@@ -133,6 +133,21 @@ fn host_that_left_its_cluster_needs_the_grant() {
 }
 
 #[test]
+fn claim_that_the_servers_ended_is_granted_again() {
+    let mut held =
+        Claims { cluster: Some("prod".into()), boot: "boot 1".into(), ..holding(&[granted_in("boot 1")]) };
+    assert!(Claims::lose_grant(held.claims.get_mut("a").unwrap()));
+    assert!(!Claims::lose_grant(held.claims.get_mut("a").unwrap()), "it is lost once");
+    let (asking, effect) = run(&held, ClaimEvent::Claim(wanted("a")), ClaimAction::ServerClaim);
+    let (kept, next) = step(&asking, ended(effect, ClaimOutcome::Hopeless("held by n2".into()))).unwrap();
+    assert_eq!((next, kept.claims.len(), leg(&kept)), (ClaimNext::Rest, 1, Some(Leg::Absent)));
+    let release = ClaimEvent::Release { consumer: "a".into() };
+    let (leaving, effect) = run(&kept, release, ClaimAction::NodeDetach);
+    // The servers may have granted it meanwhile, and not have been heard.
+    run(&leaving, ended(effect, ClaimOutcome::Done), ClaimAction::ServerDetached);
+}
+
+#[test]
 fn failed_claim_leaves_a_mounts_claim_as_it_was() {
     let by_mount = Claim { by_mount: true, ..granted_in("boot 0") };
     let held = Claims { cluster: Some("prod".into()), boot: "boot 1".into(), ..holding(&[by_mount]) };
@@ -149,6 +164,8 @@ enum Turn {
     Release(u8),
     Continue(u8),
     Forget(u8),
+    /// An operator ends the claim at the servers, and csid learns it.
+    Lose(u8),
     Restart,
     Reboot,
 }
@@ -159,6 +176,7 @@ fn turns() -> impl Strategy<Value = Turn> {
         3 => (0..3_u8).prop_map(Turn::Release),
         2 => (0..3_u8).prop_map(Turn::Continue),
         1 => (0..3_u8).prop_map(Turn::Forget),
+        1 => (0..3_u8).prop_map(Turn::Lose),
         1 => Just(Turn::Restart),
         1 => Just(Turn::Reboot),
     ]
@@ -251,6 +269,17 @@ proptest! {
                 Turn::Release(consumer) => ClaimEvent::Release { consumer: name(consumer) },
                 Turn::Continue(consumer) => ClaimEvent::Continue { consumer: name(consumer) },
                 Turn::Forget(consumer) => ClaimEvent::Forget { consumer: name(consumer) },
+                Turn::Lose(consumer) => {
+                    let consumer = name(consumer);
+                    let claim = run.volume.claims.get_mut(&consumer);
+                    if claim.is_some_and(Claims::lose_grant) {
+                        // The operator answers for what is mounted.
+                        run.at_servers.remove(&consumer);
+                        run.mounted.remove(&consumer);
+                    }
+                    run.check();
+                    continue;
+                }
                 Turn::Restart => {
                     restart(&mut run);
                     continue;

@@ -7,7 +7,9 @@ use crate::store::registry::{Claim, ClaimFilter, ClaimState, ListedClaim, Record
 use crate::store::{Durability, MountFilter};
 use crate::volume::api::requests::{Authority, ReleaseRequest, Wait};
 use crate::volume::context::Context;
+use crate::volume::events::claim as claim_events;
 use crate::volume::manager::Volumes;
+use crate::volume::model::claim::Claims;
 use crate::volume::model::subject::{ClaimKey, Subject};
 use crate::volume::operation::message::Message;
 
@@ -65,6 +67,49 @@ impl Volumes {
         Ok(own)
     }
 
+    /// Returns whether csid has no mount and no claim of the servers' volumes. Claims whose end the servers have yet to learn do not count.
+    pub async fn has_nothing_of_servers(&self) -> Result<bool> {
+        let mounts = self.shared.store.mounts(MountFilter::default()).await?;
+        if mounts.iter().any(|(row, _)| row.spec.registered) {
+            return Ok(false);
+        }
+        Ok(self
+            .own_claims()
+            .await?
+            .0
+            .iter()
+            .all(|listed| listed.claim.state == ClaimState::ControllerDetached))
+    }
+
+    /// Returns this node's claims in the journal, and the index at which they were.
+    async fn own_claims(&self) -> Result<(Vec<ListedClaim>, u64)> {
+        let filter = ClaimFilter { node: Some(self.shared.records.node.clone()), ..ClaimFilter::default() };
+        Ok(self.shared.records.registry.claims(filter).await?)
+    }
+
+    /// Returns the claims that the servers have granted, by this journal.
+    pub async fn granted(&self) -> Result<Vec<(VolumeName, Claim)>> {
+        let is_granted = |claim: &Claim| Claims::lose_grant(&mut claim.clone());
+        let (claims, _) = self.own_claims().await?;
+        let granted = claims.into_iter().filter(|listed| is_granted(&listed.claim));
+        Ok(granted.map(|listed| (listed.name, listed.claim)).collect())
+    }
+
+    /// Notes that the servers have ended a claim. Its mounts stay. Returns `false` if the journal has no such claim any more.
+    pub async fn lose_claim(&self, name: &VolumeName, claim: &Claim) -> Result<bool> {
+        self.shared.changeable()?;
+        let mut is_lost = false;
+        let lose = |record: &mut Record| {
+            let plugin = record.volume.plugin.clone();
+            let held = record.claims.get_mut(&claim.consumer).filter(|held| held.id == claim.id);
+            let lost = held.and_then(|held| Claims::lose_grant(held).then(|| held.clone()));
+            is_lost = lost.is_some();
+            Ok(lost.map(|held| claim_events::gone(name, &plugin, &held)))
+        };
+        self.shared.records.amend(name, Durability::Disk, lose).await?;
+        Ok(is_lost)
+    }
+
     /// Has unfinished work continued at once: a server can be asked again.
     pub fn servers_are_back(&self) {
         self.shared.directory.tell_all(|| Message::Wake);
@@ -72,8 +117,7 @@ impl Volumes {
 
     /// Returns the volume and consumer of each claim whose end the servers have yet to learn, and the index at which they were.
     pub async fn owed(&self) -> Result<(Vec<(VolumeName, String)>, u64)> {
-        let filter = ClaimFilter { node: Some(self.shared.records.node.clone()), ..ClaimFilter::default() };
-        let (claims, index) = self.shared.records.registry.claims(filter).await?;
+        let (claims, index) = self.own_claims().await?;
         let is_owed = |listed: &ListedClaim| listed.claim.state == ClaimState::ControllerDetached;
         let owed = claims.into_iter().filter(is_owed);
         Ok((owed.map(|listed| (listed.name, listed.claim.consumer)).collect(), index))

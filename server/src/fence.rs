@@ -1,0 +1,116 @@
+//! The claims of a fenced node end. An operator says that the node's machine is off, so nothing there uses a volume any more.
+
+use csi_proto::identity::Identity;
+use csid::store::registry::{ClaimState, Registry};
+use csid::volume::rules;
+use csid::{Error, Kind};
+use csid_etcd::{ClaimInList, ListFilter};
+
+use crate::claims::{busy, by_force};
+use crate::cluster::{Cluster, meta_guard, node_guard, not_joined};
+use crate::controllers::plugin_guard;
+use crate::failure::Result;
+use crate::records::stepped;
+use crate::rows::{NodeRow, Read};
+
+/// Claims that are read together.
+const CLAIMS: usize = 500;
+/// Tries of a change that others are faster with.
+const TRIES: usize = 64;
+
+impl Cluster {
+    /// Ends the claims that a fenced node has had. Returns when etcd has all their ends. Controllers detach the volumes later. A call that fails
+    /// may be repeated.
+    pub async fn end_fenced(&self, caller: &Identity, node: &str) -> Result<()> {
+        let row = self.while_here(self.fenced_row(node, None)).await?;
+        // Nothing is granted to the node after that revision.
+        self.while_here(async { Ok(self.registry.reached(row.revision).await?) }).await?;
+        let number = row.value.fence.as_ref().map(|fence| fence.number);
+        let (mut after, mut ended) = (None, 0);
+        let filter = ListFilter { node: Some(node.to_owned()), ..ListFilter::default() };
+        let left_out = loop {
+            let part = self.while_here(async {
+                Ok(self.registry.claim_list(&filter, after.as_ref(), CLAIMS, |_| true).await?)
+            });
+            let part = part.await?;
+            for of in part.rows.iter().filter(|of| is_held(of.claim.state)) {
+                ended += usize::from(self.while_here(self.end_claim(of, number)).await?);
+            }
+            after = part.next;
+            if after.is_none() {
+                break part.left_out;
+            }
+        };
+        tracing::warn!(%caller, node, ended, "the claims of a fenced node have ended");
+        match left_out.first {
+            None => Ok(()),
+            Some((name, _)) => {
+                let text = format!(
+                    "{} volumes in etcd cannot be read, {name} first: claims of node {node} there have not ended",
+                    left_out.count
+                );
+                Err(Error::new(Kind::StateCorrupt, text).into())
+            }
+        }
+    }
+
+    /// Returns the number of a node's claims that its machine may use, as they were at this revision or later.
+    pub async fn held_claims(&self, node: &str, revision: u64) -> Result<usize> {
+        self.registry.reached(revision).await?;
+        let filter = ListFilter { node: Some(node.to_owned()), ..ListFilter::default() };
+        let most = self.registry.claims_of(node).await? + 1;
+        let part = self.registry.claim_list(&filter, None, most, |_| true).await?;
+        Ok(part.rows.iter().filter(|of| is_held(of.claim.state)).count() + part.left_out.count)
+    }
+
+    /// Ends one claim of a fenced node. Returns `false` if it has ended.
+    async fn end_claim(&self, of: &ClaimInList, number: Option<u64>) -> Result<bool> {
+        let (name, node, consumer) = (&of.name, &of.claim.node, &of.claim.consumer);
+        for _ in 0..TRIES {
+            let here = self.presence.here()?;
+            let meta = self.normal().await?;
+            let row = self.fenced_row(node, number).await?;
+            let record = self.registry.record(name.clone()).await?;
+            let is_meant = |id: &str, state| id == of.claim.id && is_held(state);
+            if record.claim_at(consumer, node).is_none_or(|claim| !is_meant(&claim.id, claim.state)) {
+                return Ok(false);
+            }
+            let around = self.around_row(&record, Some(row.clone())).await?;
+            let stepped_on = rules::step(&around.claims(&record, node), by_force(&record, node, consumer));
+            let (after, _) = stepped_on.map_err(|refusal| rules::refused(refusal, name, consumer))?;
+            let of_plugin = plugin_guard(&record.volume.plugin, around.plugin.as_ref());
+            let guards = vec![meta_guard(&meta), node_guard(node, &row), of_plugin, here.guard()];
+            if self.swap(&record, stepped(&record, after), guards).await?.is_some() {
+                self.wake(name);
+                return Ok(true);
+            }
+        }
+        Err(busy(name))
+    }
+
+    /// Returns the row of a fenced node. `number`: the fence that is meant.
+    async fn fenced_row(&self, node: &str, number: Option<u64>) -> Result<Read<NodeRow>> {
+        let is_meant = |row: &Read<NodeRow>| {
+            row.value.is_fenced()
+                && number.is_none_or(|number| row.value.fence.as_ref().is_some_and(|of| of.number == number))
+        };
+        // An earlier read serves all claims. A write compares it.
+        if let Some(row) = self.node(node).await?.filter(is_meant) {
+            return Ok(row);
+        }
+        match self.node_now(node).await? {
+            Some(row) if is_meant(&row) => Ok(row),
+            Some(_) => {
+                let text =
+                    format!("node {node} has joined again, and its claims from before have not all ended");
+                Err(Error::new(Kind::Busy, text).into())
+            }
+            None => Err(not_joined(node)),
+        }
+    }
+}
+
+/// Returns whether a claim's node may use the volume.
+fn is_held(state: ClaimState) -> bool {
+    matches!(state, ClaimState::Pending | ClaimState::Taken)
+}

@@ -1,0 +1,117 @@
+//! Claims that end at the servers by an operator's word, while the host goes on.
+
+use csi_proto::cluster::v1::node_change::Change;
+use csi_proto::cluster::v1::{FenceAsk, NodeAsk, NodeChange, ReleaseAsk};
+use csid_client::{Client, Kind};
+use csid_tests::ask::*;
+use csid_tests::kernel;
+use csid_tests::world::{World, eventually, refusal, world};
+
+use crate::*;
+
+/// Fences a node, as an operator who has just looked at it.
+async fn fence(site: &Site, node: &str) {
+    let mut admin = site.admin(0, "all");
+    let revision = admin.node(NodeAsk { node: node.into() }).await.unwrap().into_inner().revision;
+    let change = Some(Change::Fence(FenceAsk { reason: "no answer".into(), revision }));
+    admin.set_node(NodeChange { node: node.into(), change }).await.unwrap();
+}
+
+async fn fenced(w: &World) {
+    eventually("csid is fenced", async || w.status().contains("refused as fenced")).await;
+}
+
+/// Kills csid, and starts it again.
+async fn restart(w: &mut World) -> Client {
+    w.kill();
+    assert!(w.launch(&[]).await);
+    let client = w.client().await;
+    healthy(&client, "p").await;
+    client
+}
+
+#[test]
+fn claim_ended_by_force_is_asked_for_again() {
+    world(async |w| {
+        let site = one_server(&["data"]).await;
+        let (client, _link) = n1(w, &site).await;
+        claim(&client, "data", "web").await.unwrap();
+        let by_force = ReleaseAsk {
+            namespace: NAMESPACE.into(),
+            volume: "data".into(),
+            node: "n1".into(),
+            consumer: "web".into(),
+            force: true,
+            ..ReleaseAsk::default()
+        };
+        site.operator(0, "all").release(by_force).await.unwrap();
+        servers_have(&site, "data", &[]).await;
+        let client = restart(w).await;
+        eventually("csid has learned it", async || {
+            events(&client, 0)
+                .await
+                .iter()
+                .any(|event| event.kind == "claim-gone" && event.subject == "default/data")
+        })
+        .await;
+        assert_eq!(claims(&client).await.len(), 1, "the claim was this host's, and stays");
+        let other = site.node("n2");
+        let mut session = other.join(0).await;
+        session.report_name("i-2").await;
+        let id = other.claim(0, "data").await.unwrap();
+        let (kind, error) = refusal(mount_registered(&client, "data", "web").await);
+        assert_eq!(
+            (kind, error.message.contains("n2/web")),
+            (Kind::ClaimConflict, true),
+            "{}",
+            error.message
+        );
+        other.detached(0, "data", &id).await.unwrap();
+        mount_registered(&client, "data", "web").await.unwrap();
+        servers_have(&site, "data", &["n1/web"]).await;
+        unmount(&client, "data", "web").await.unwrap();
+        release(&client, "data", "web").await.unwrap();
+        servers_have(&site, "data", &[]).await;
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn fenced_host_mounts_nothing_until_it_is_clean() {
+    world(async |w| {
+        let site = one_server(&["data", "more"]).await;
+        let (client, _link) = n1(w, &site).await;
+        let mounted = mount_registered(&client, "data", "web").await.unwrap();
+        claim(&client, "more", "web").await.unwrap();
+        fence(&site, "n1").await;
+        for volume in ["data", "more"] {
+            servers_have(&site, volume, &[]).await;
+        }
+        fenced(w).await;
+        let mut client = client;
+        for _ in 0..2 {
+            let (kind, error) = refusal(mount_registered(&client, "more", "web").await);
+            assert_eq!(
+                (kind, error.message.contains("fenced")),
+                (Kind::Unavailable, true),
+                "{}",
+                error.message
+            );
+            assert_eq!(row(&client, "data", "web").await.unwrap().state, "mounted", "nothing is touched");
+            let mounts = kernel::mounts().unwrap();
+            assert!(mounts.iter().any(|mount| mount.point.as_os_str() == mounted.source.as_str()));
+            client = restart(w).await;
+            fenced(w).await;
+        }
+        unmount(&client, "data", "web").await.expect("an unmount needs no server");
+        assert!(!w.status().contains("joined"), "a claim is left: {}", w.status());
+        // The servers cannot be asked, so the caller learns no more than that it has begun.
+        let (kind, _) = refusal(release(&client, "more", "web").await);
+        assert_eq!(kind, Kind::Unavailable);
+        joined(w).await;
+        mount_registered(&client, "data", "web").await.unwrap();
+        servers_have(&site, "data", &["n1/web"]).await;
+        unmount(&client, "data", "web").await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
