@@ -53,4 +53,8 @@ pub struct Block {
 pub enum Server {
     /// List the servers of the cluster that run
     List,
+    /// Find what does not fit in the cluster's etcd: rows without those that they belong to, and values that cannot be read
+    ///
+    /// It changes nothing. It exits with 1 if it finds something.
+    Audit,
 }
