@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use csi_proto::cluster::v1::Hello;
 use csi_proto::cluster::v1::cluster_client::ClusterClient;
 use sha2::{Digest, Sha256};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tonic::transport::Channel;
 
 use crate::cluster::failure::unavailable;
@@ -22,6 +22,9 @@ const MACHINE_ID: &str = "/etc/machine-id";
 
 /// The limit of claims of one node that a server may have ended at the same time. It is the limit of a node's claims, too.
 pub(super) const CLAIMS: usize = 1000;
+
+/// Why a host does not join that has volumes of its own.
+pub(super) const OWN_VOLUMES: &str = "own-volumes";
 
 /// Whether a server can be asked.
 #[derive(Clone, Debug)]
@@ -71,6 +74,8 @@ pub struct Node {
     /// The greatest generation and revision of the cluster that this csid has seen.
     generation: AtomicU64,
     revision: AtomicU64,
+    /// Has the host's own volumes looked for again.
+    pub(super) own: Notify,
     journal_id: String,
     machine_id: String,
     pub(super) boot: String,
@@ -101,6 +106,7 @@ impl Node {
             owed: watch::Sender::default(),
             generation: AtomicU64::new(0),
             revision: AtomicU64::new(0),
+            own: Notify::new(),
             journal_id: journal_id.to_owned(),
             machine_id,
             boot: boot.to_owned(),
@@ -108,6 +114,27 @@ impl Node {
             permits: Permits::new(config),
             calls: calls(journal_id, boot),
         }
+    }
+
+    /// Has the host's own volumes looked for again: they were moved to the servers.
+    pub fn look_again(&self) {
+        self.state.send_if_modified(|state| match state {
+            SessionState::Refused { reason, .. } if reason == OWN_VOLUMES => {
+                *state = SessionState::Starting;
+                self.own.notify_one();
+                true
+            }
+            _ => false,
+        });
+    }
+
+    /// Waits until this host has joined. Fails if the servers refuse it, or when the time is over.
+    pub async fn wait_joined(&self, limit: Duration) -> Result<()> {
+        let mut state = self.state.subscribe();
+        let is_settled =
+            |state: &SessionState| matches!(state, SessionState::Joined(_) | SessionState::Refused { .. });
+        let _ = tokio::time::timeout(limit, state.wait_for(is_settled)).await;
+        self.client().map(drop)
     }
 
     /// Returns the state of the session, for people: `cluster prod: joined at s1:7443`.

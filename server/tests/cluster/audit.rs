@@ -2,9 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use csi_proto::cluster::v1::AuditAsk;
+use csi_proto::cluster::v1::call_ended::How;
+use csi_proto::cluster::v1::change_ask::What;
+use csi_proto::cluster::v1::{Answer, AuditAsk, ChangeAsk, Deregister};
 use serde_json::{Value, json};
 
+use crate::attach::{Controller, attached, claiming, row, user};
 use crate::operators::{csictl, operator};
 use crate::site::{Site, eventually};
 
@@ -148,4 +151,34 @@ async fn driver_that_another_server_replaces_is_no_misfit() {
     site.raw().await.put(key, &head.to_string()).await;
     let said = csictl(&operator(&site, "reads"), "server audit").await;
     assert_eq!((said.code, said.err.as_str()), (Some(0), "No findings.\n"), "{said:?}");
+}
+
+#[tokio::test]
+async fn attached_volume_is_no_misfit_at_any_step() {
+    let site = Site::start(1).await;
+    site.register("data", "single-node-writer").await;
+    let file = operator(&site, "reads");
+    let none = async |step: &str| {
+        let said = csictl(&file, "server audit").await;
+        assert_eq!((said.code, said.err.as_str()), (Some(0), "No findings.\n"), "{step}: {said:?}");
+    };
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    let (n1, _session) = user(&site, "n1", 0).await;
+    let claim = claiming(&n1, 0, "data");
+    let call = controller.called().await;
+    none("attaching").await;
+    controller.end(&call, attached("/dev/x")).await;
+    let granted = claim.await.unwrap().unwrap();
+    none("attached").await;
+    n1.detached(0, "data", &granted.claim).await.unwrap();
+    let call = controller.called().await;
+    none("detaching").await;
+    controller.end(&call, How::Answer(Answer::default())).await;
+    eventually("the claim is free", async || row(&site, "vol/default/data/claim").await.is_empty()).await;
+    none("detached").await;
+    // The row of a plugin's volume goes with its registration.
+    let deregister = Deregister { namespace: "default".into(), volume: "data".into() };
+    let ask = ChangeAsk { what: Some(What::Deregister(deregister)) };
+    site.operator(0, "all").change(ask).await.unwrap();
+    none("deregistered").await;
 }

@@ -8,6 +8,7 @@ mod cut_off;
 #[path = "../../../etcd/tests/etcd/cluster.rs"]
 #[allow(dead_code, reason = "the tests of the registry use more of it")]
 mod etcd;
+mod imported;
 mod kills;
 mod lying;
 mod moves;
