@@ -136,7 +136,7 @@ deb: $(CARGO_DEB) libcsi package-files ## target/csid.deb, csid-volume-plugin.de
 	package --package libcsi-ffi --output target/libcsi1.deb
 	package --package libcsi-ffi --variant dev --output target/libcsi-dev.deb
 
-rpm: $(CARGO_GENERATE_RPM) package-files ## target/csid.rpm, csid-volume-plugin.rpm, with the debs' files
+rpm: $(CARGO_GENERATE_RPM) package-files ## target/csid.rpm, csid-volume-plugin.rpm, csid-cluster.rpm, csid-server.rpm, with the debs' files
 	package() {
 		awk -f packaging/rpm/assets.awk $$1/Cargo.toml >target/$$2.rpm.toml
 		$(CARGO_GENERATE_RPM) --package $$1 --metadata-overwrite target/$$2.rpm.toml --profile $(PROFILE) --auto-req builtin \
@@ -144,6 +144,8 @@ rpm: $(CARGO_GENERATE_RPM) package-files ## target/csid.rpm, csid-volume-plugin.
 	}
 	package csid csid
 	package volume-plugin csid-volume-plugin
+	package link csid-cluster
+	package server csid-server
 
 libcsi: debian-packages ## target/libcsi: the C library, shared and static, csi.pc and csi.h
 	libcsi-ffi/link target/libcsi --profile $(PROFILE)

@@ -246,6 +246,8 @@ until_said anna 'csictl --operator claims --json' '[]'
 run anna 'csictl --operator volume deregister default data'
 run anna 'csictl --operator volume list'
 run db-1 "csi-local delete $id"
+run anna 'csictl server audit'
+run db-2 'csictl cluster leave'
 left=$(losetup --list --noheadings --output NAME,BACK-MAJ:MIN | awk -v own="$(stat -c %Hd:%Ld "$work/shared")" '$2 == own')
 [[ -z $left ]] || die "loop devices are left: $left"
 say "Done in $SECONDS s: one host at a time had the volume, and it kept its file"
