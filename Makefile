@@ -7,7 +7,7 @@ SHELL := /bin/bash
 .ONESHELL:
 # One recipe after the other: `make test` measures at its end, and a recipe without $(MAKE) in it is not run by `make -n`.
 .NOTPARALLEL:
-.PHONY: help demo test run-tests soak check advisory-db advisories bench bench-pictures count count-renew deb rpm docs package-files libcsi cfgd-csi debian-packages machine-packages go
+.PHONY: help demo demo-cluster test run-tests soak check advisory-db advisories bench bench-pictures count count-renew deb rpm docs package-files libcsi cfgd-csi debian-packages machine-packages go
 
 TOOLS := $(CURDIR)/target/tools
 CARGO_DENY := $(TOOLS)/cargo-deny-0.20.2/bin/cargo-deny
@@ -19,19 +19,22 @@ CARGO_FUZZ := $(TOOLS)/cargo-fuzz-0.13.2/bin/cargo-fuzz
 # What is built once for a machine, not once for a target directory.
 KEPT := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/csid-tests
 CFGD_CSI := $(KEPT)/cfgd-csi-0.4.0/bin/cfgd-csi
-DEBIAN_PACKAGES := bindfs build-essential busybox-static crun dbus e2fsprogs etcd-server libprotobuf-dev openssl pkgconf podman polkitd procps \
+DEBIAN_PACKAGES := bindfs build-essential busybox-static crun dbus e2fsprogs etcd-server iproute2 libprotobuf-dev openssl pkgconf podman polkitd procps \
 	protobuf-compiler rpm systemd-container util-linux valgrind xfsprogs
 # What tests install in a booted machine, from files that are downloaded here. On this machine they would start services.
 MACHINE_PACKAGES := docker-compose docker.io postgresql psmisc
 PROFILE ?= release
 # The packages that a test installs.
-demo run-tests soak: PROFILE := dev
+demo demo-cluster run-tests soak: PROFILE := dev
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: debian-packages deb ## a volume mounted, csid killed, a machine rebooted, the file still there (root)
 	tests/demo.sh target/csid.deb
+
+demo-cluster: debian-packages deb ## three servers and two hosts by docs/cluster.md: a volume that one host has at a time (root)
+	tests/demo-cluster.sh target
 
 test: run-tests count ## all tests, with counts: Rust, Go, csi-sanity, the system in a booted container (root)
 
@@ -133,7 +136,7 @@ deb: $(CARGO_DEB) libcsi package-files ## target/csid.deb, csid-volume-plugin.de
 	package --package libcsi-ffi --output target/libcsi1.deb
 	package --package libcsi-ffi --variant dev --output target/libcsi-dev.deb
 
-rpm: $(CARGO_GENERATE_RPM) package-files ## target/csid.rpm, csid-volume-plugin.rpm, with the debs' files
+rpm: $(CARGO_GENERATE_RPM) package-files ## target/csid.rpm, csid-volume-plugin.rpm, csid-cluster.rpm, csid-server.rpm, with the debs' files
 	package() {
 		awk -f packaging/rpm/assets.awk $$1/Cargo.toml >target/$$2.rpm.toml
 		$(CARGO_GENERATE_RPM) --package $$1 --metadata-overwrite target/$$2.rpm.toml --profile $(PROFILE) --auto-req builtin \
@@ -141,6 +144,8 @@ rpm: $(CARGO_GENERATE_RPM) package-files ## target/csid.rpm, csid-volume-plugin.
 	}
 	package csid csid
 	package volume-plugin csid-volume-plugin
+	package link csid-cluster
+	package server csid-server
 
 libcsi: debian-packages ## target/libcsi: the C library, shared and static, csi.pc and csi.h
 	libcsi-ffi/link target/libcsi --profile $(PROFILE)

@@ -28,10 +28,10 @@ use crate::{
     error::{Connecting, Error, Result},
     options::{
         AttachOptions, CallOptions, CapacityOptions, ClaimFilter, ClaimOptions, CreateVolume,
-        DeregisterOptions, DetachOptions, ExecOptions, ExpandOptions, LogOptions, MountFilter, MountOptions,
-        OpenOptions, PluginService, PluginSpec, ReconcileOptions, RegisterVolume, ReleaseOptions,
-        SnapshotFilter, SnapshotOptions, UnmountOptions, UnregisterOptions, UpgradeOptions, ValidateOptions,
-        VolumeFilter, VolumeOptions,
+        DeregisterOptions, DetachOptions, ExecOptions, ExpandOptions, JoinOptions, LogOptions, MountFilter,
+        MountOptions, OpenOptions, PluginService, PluginSpec, ReconcileOptions, RegisterVolume,
+        ReleaseOptions, SnapshotFilter, SnapshotOptions, UnmountOptions, UnregisterOptions, UpgradeOptions,
+        ValidateOptions, VolumeFilter, VolumeOptions,
     },
     rows::{
         ClaimRow, Claimed, Cluster, DrainReport, Event, Exit, Expanded, Explanation, ExternalRow, Manager,
@@ -203,6 +203,16 @@ impl Client {
     /// Those of every call: see the [crate's errors](crate#errors). [`Error::NotServed`] of a csid without the feature.
     pub async fn cluster(&self) -> Result<Cluster> {
         self.call(PATH, PROPERTIES, "GetAll", (CLUSTER,)).await
+    }
+
+    /// Waits until this host has joined its cluster. Feature `cluster`.
+    ///
+    /// # Errors
+    ///
+    /// Those of every call: see the [crate's errors](crate#errors). [`crate::Kind::Busy`] if `import` is set and volumes are in use,
+    /// [`crate::Kind::Unavailable`] if no server lets the host join.
+    pub async fn join(&self, options: JoinOptions) -> Result<()> {
+        self.call(PATH, CLUSTER, "Join", (options,)).await
     }
 
     /// Mounts a volume for a consumer and returns the published path. A registered volume is claimed too. The

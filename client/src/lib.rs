@@ -44,10 +44,10 @@ pub use events::{Follower, News};
 pub use options::{
     AccessMode, AttachOptions, AttachmentMode, CallOptions, Capability, CapacityOptions, ClaimFilter,
     ClaimMode, ClaimOptions, CreateVolume, DeregisterOptions, Descriptor, DetachOptions, ExecOptions,
-    ExpandOptions, Heal, LogOptions, MountFilter, MountOptions, OpenOptions, Part, PluginService, PluginSpec,
-    Propagation, ReconcileOptions, RegisterVolume, ReleaseOptions, Restore, SnapshotFilter, SnapshotOptions,
-    Supervision, UnmountOptions, UnregisterOptions, UpgradeOptions, ValidateOptions, VolumeFilter,
-    VolumeOptions,
+    ExpandOptions, Heal, JoinOptions, LogOptions, MountFilter, MountOptions, OpenOptions, Part,
+    PluginService, PluginSpec, Propagation, ReconcileOptions, RegisterVolume, ReleaseOptions, Restore,
+    SnapshotFilter, SnapshotOptions, Supervision, UnmountOptions, UnregisterOptions, UpgradeOptions,
+    ValidateOptions, VolumeFilter, VolumeOptions,
 };
 pub use pages::Pages;
 pub use rows::{

@@ -83,6 +83,14 @@ options! {
     CallOptions {}
 }
 
+options! {
+    /// Options of [`crate::Client::join`].
+    JoinOptions {
+        /// Moves this host's own registrations to the servers first. `None`: false.
+        import: bool,
+    }
+}
+
 volume_options! {
     /// Options of [`crate::Client::mount`] and [`crate::Client::adopt_mount`]. A volume given inline needs
     /// `plugin` and `external_id`.

@@ -79,7 +79,7 @@ async fn dispatch(cli: Cli, tried: &mut Tried) -> anyhow::Result<ExitCode> {
         }
         Command::Unmount(args) => unmount(&connect().await?, args, json, tried).await?,
         Command::Node(command) => node::node(&servers()?, command, json, tried).await?,
-        Command::Server(command) => server::server(&servers()?, command, json, tried).await?,
+        Command::Server(command) => return server::server(&servers()?, command, json, tried).await,
         Command::Mounts(args) => mounts(&connect().await?, args, json, tried).await?,
         Command::HasMount { path } => {
             tried.command = "has-mount";

@@ -65,6 +65,31 @@ pub fn hint(error: &Error, tried: &Tried) -> Option<String> {
     Some(hint)
 }
 
+/// Returns the next step of a host that joins its cluster.
+fn joining(error: &CsidError, tried: &Tried) -> Option<&'static str> {
+    if tried.command != "cluster join" {
+        return None;
+    }
+    Some(match error.kind {
+        Kind::Busy => {
+            "What has them: `csictl mounts`, `csictl claims`. Unmount and release them, then repeat the command."
+        }
+        Kind::NotAuthorized => {
+            "A server's csid-server.toml needs the grant `register` for this node in the volume's namespace. Then repeat the command."
+        }
+        Kind::AlreadyExists => {
+            "An operator sees what the servers have: `csictl --operator volume list`. What has moved stays there; repeat the command for the rest."
+        }
+        Kind::NotSupported => {
+            "The host, and what keeps a volume from moving: /usr/share/doc/csid/docs/cluster.md, \"A host\"."
+        }
+        Kind::Unavailable => {
+            "Why it has not joined: `csictl cluster status`. If it has volumes of its own: `csictl cluster join --import`."
+        }
+        _ => return None,
+    })
+}
+
 fn csid(error: &CsidError, tried: &Tried) -> Option<String> {
     let plugin = error.details.plugin.as_deref().or(tried.plugin.as_deref()).unwrap_or("PLUGIN");
     let mount = tried.mount.as_deref().unwrap_or("NAMESPACE VOLUME CONSUMER");
@@ -85,6 +110,9 @@ fn csid(error: &CsidError, tried: &Tried) -> Option<String> {
     };
     if let Some(hint) = by_obstacle(error, tried, plugin, &other) {
         return Some(hint);
+    }
+    if let Some(hint) = joining(error, tried) {
+        return Some(hint.to_owned());
     }
     let ends = matches!(tried.command, "unmount" | "release");
     let goes_on = match tried.command {
@@ -434,6 +462,10 @@ mod tests {
 
     #[test]
     fn unreachable_cluster_names_csid_link() {
+        let join = |kind| said(kind, Details::default(), &tried("cluster join"));
+        assert!(join(Kind::Busy).contains("csictl claims"));
+        assert!(join(Kind::NotAuthorized).contains("register"));
+        assert!(join(Kind::Unavailable).contains("--import"));
         let hint = said(Kind::Unavailable, Details::default(), &tried("mount"));
         assert!(hint.contains("Mounts stay") && hint.contains("`systemctl status csid-link`"), "{hint}");
     }

@@ -77,6 +77,26 @@ impl Keys {
         (format!("{}server/", self.root).into_bytes(), end)
     }
 
+    /// Returns the range of all keys.
+    pub fn all(&self) -> (Vec<u8>, Vec<u8>) {
+        range(self.root.clone())
+    }
+
+    /// Returns whether a key has the one name of a plugin's volume.
+    pub fn is_external(&self, key: &[u8]) -> bool {
+        self.below_folder(key, "ext/").is_some()
+    }
+
+    /// Reads the key of the row that counts the volumes of a plugin on a node. `None`: it is another key.
+    pub fn read_used(&self, key: &[u8]) -> Option<(String, String)> {
+        let (node, plugin) = self.below_folder(key, "used/")?.split_once('/')?;
+        Some((text(node)?, text(plugin)?))
+    }
+
+    fn below_folder<'a>(&self, key: &'a [u8], folder: &str) -> Option<&'a str> {
+        std::str::from_utf8(key).ok()?.strip_prefix(&self.root)?.strip_prefix(folder)
+    }
+
     /// Returns the key of a row.
     pub fn row(&self, key: &RowKey) -> Vec<u8> {
         let below = match key {
@@ -297,6 +317,21 @@ mod tests {
         let beat = keys.row(&RowKey::Server("x".into()));
         let volume = keys.part(&name(), &Part::Head);
         assert!((first.clone()..end.clone()).contains(&beat) && (first..end).contains(&volume));
+    }
+
+    #[test]
+    fn keys_of_a_walk_are_read_by_their_folder() {
+        let keys = Keys::new("/csid/");
+        let external = keys.external(&VolumeKey::new("p", "x"));
+        assert!(keys.is_external(&external) && !keys.is_external(&keys.row(&RowKey::Meta)));
+        let used = |key: &str| keys.read_used(key.as_bytes());
+        assert_eq!(used("/csid/v1/used/n%2E1/p"), Some(("n.1".into(), "p".into())));
+        assert_eq!(
+            (used("/csid/v1/used/n"), used("/csid/v1/used/n/p/x"), used("/csid/v1/meta")),
+            (None, None, None)
+        );
+        let (first, end) = keys.all();
+        assert!((first..end).contains(&external));
     }
 
     #[test]

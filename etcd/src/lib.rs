@@ -26,6 +26,7 @@ mod reply;
 mod rest;
 mod rows;
 mod stored;
+mod walk;
 mod watcher;
 mod wire;
 
@@ -36,6 +37,7 @@ pub use listing::{ClaimInList, ClaimsAfter, LeftOut, ListFilter, ListPart};
 pub use members::{EtcdConfig, EtcdTls, Timing};
 pub use registry::{EtcdRegistry, KeepEvents, Swapped};
 pub use rows::{Row, RowStore, Write, Written};
+pub use walk::{Walk, Walked, WalkedVolume};
 
 /// etcd's messages and calls, for tests that compact, or ask for the leader.
 pub mod api {

@@ -27,6 +27,7 @@ use crate::lists;
 use crate::members::EtcdConfig;
 use crate::rows::{RowStore, broken};
 use crate::stored::{Head, Stored};
+use crate::walk::Walk;
 use crate::watcher;
 use crate::wire::event::EventType;
 use crate::wire::response_op::Response;
@@ -100,6 +101,11 @@ impl EtcdRegistry {
     /// Returns the rows that are not volumes.
     pub fn rows(&self) -> RowStore {
         RowStore { keys: self.inner.keys.clone(), client: self.inner.client.clone() }
+    }
+
+    /// Begins a walk over all rows.
+    pub fn walk(&self) -> Walk {
+        Walk::new(self.inner.keys.clone(), self.inner.client.clone())
     }
 
     /// Changes a record as [`Registry::swap`] does, if the guards hold at the same moment.

@@ -129,7 +129,7 @@ pub(crate) fn broken(keys: &Keys, guards: &[Guard], answers: &[crate::wire::Resp
     guard.map(|guard| guard.key.clone())
 }
 
-fn row(kv: KeyValue) -> Row {
+pub(crate) fn row(kv: KeyValue) -> Row {
     let revision = |revision: i64| u64::try_from(revision).unwrap_or(0);
     Row { created: revision(kv.create_revision), revision: revision(kv.mod_revision), value: kv.value }
 }

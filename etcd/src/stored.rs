@@ -172,6 +172,11 @@ impl Stored {
             .then(|| error(&Part::Head, "the volume has other keys, but not this one".into()))
     }
 
+    /// Returns the parts whose values cannot be read.
+    pub fn unreadable_parts(&self) -> impl Iterator<Item = &Part> {
+        self.unreadable.keys()
+    }
+
     /// Returns the past claims with their numbers, the oldest first.
     pub fn past(&self) -> Vec<(u64, &Claim)> {
         let newest = self.head.as_ref().map_or(0, |head| head.past_number);

@@ -2,18 +2,22 @@
 
 use csi_proto::cluster::v1::admin_server::Admin;
 use csi_proto::cluster::v1::node_change::Change;
-use csi_proto::cluster::v1::{NodeAsk, NodeChange, NodePage, NodeRow, NodesAsk, ServerRows, ServersAsk};
+use csi_proto::cluster::v1::{
+    AuditAsk, Finding, NodeAsk, NodeChange, NodePage, NodeRow, NodesAsk, ServerRows, ServersAsk,
+};
+use csid::{Error, Kind};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use crate::failure::Result;
+use crate::failure::{Result, ServerError};
 use crate::grants::May;
 use crate::service::{Answers, READER, Service, place};
 
 #[tonic::async_trait]
 impl Admin for Service {
     type NodesStream = Answers<NodePage>;
+    type AuditStream = Answers<Finding>;
 
     async fn nodes(&self, request: Request<NodesAsk>) -> Result<Response<Self::NodesStream>, Status> {
         let caller = self.cluster.caller(&request)?;
@@ -69,5 +73,34 @@ impl Admin for Service {
         let caller = self.cluster.caller(&request)?;
         self.cluster.require_operator(&caller, May::Read)?;
         Ok(Response::new(self.cluster.list_servers().await?))
+    }
+
+    async fn audit(&self, request: Request<AuditAsk>) -> Result<Response<Self::AuditStream>, Status> {
+        let caller = self.cluster.caller(&request)?;
+        self.cluster.require_operator(&caller, May::Read)?;
+        // One walk over etcd at a time.
+        let alone = self.audits.clone().try_acquire_owned();
+        let busy =
+            |_| ServerError::from(Error::new(Kind::RateLimited, "this server makes another audit now"));
+        let alone = alone.map_err(busy)?;
+        let cluster = self.cluster.clone();
+        let (sender, receiver) = mpsc::channel(16);
+        tokio::spawn(async move {
+            let _alone = alone;
+            let findings = tokio::select! {
+                found = cluster.audit() => found,
+                () = sender.closed() => return,
+            };
+            let answers = match findings {
+                Ok(findings) => findings.into_iter().map(Ok).collect(),
+                Err(error) => vec![Err(error.into())],
+            };
+            for answer in answers {
+                if sender.send_timeout(answer, READER).await.is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
 }

@@ -3,7 +3,8 @@
 //! `service` takes calls of nodes and operators, `admin` those of operators alone. `access` says who calls and what the grants allow, and
 //! `certificates` verifies callers. `claims` and `volumes` change records by csid's rules (`csid::volume::rules`); `records` is what both share,
 //! and `lists` shows them. `drive` has controllers called, on the nodes that `controllers` knows; `forward` is such a call. `nodes` and `servers` have
-//! what operators see of the cluster itself, and change; `fence` ends the claims of a node that is off. `join` and `sessions` know the nodes that are there. `presence` is this server in
+//! what operators see of the cluster itself, and change; `fence` ends the claims of a node that is off. `audit` finds what does not fit in etcd.
+//! `join` and `sessions` know the nodes that are there. `presence` is this server in
 //! etcd. `cluster` has what they share. Decisions 0007 and 0009 say what is built.
 //!
 //! State: in memory the cache of etcd's volumes, rows that were read, and sessions. Always true:
@@ -14,6 +15,7 @@
 
 mod access;
 mod admin;
+mod audit;
 mod certificates;
 mod claims;
 mod cluster;

@@ -216,7 +216,8 @@ async fn run(config: Config, keys: Keys) -> Result<()> {
     let at_the_end = driving.clone();
     let lists = Arc::new(Semaphore::new(LISTS));
     let operators_lists = Arc::new(Semaphore::new(OPERATORS_LISTS));
-    let service = Service { cluster: cluster.clone(), sessions, driving, lists, operators_lists };
+    let audits = Arc::new(Semaphore::new(1));
+    let service = Service { cluster: cluster.clone(), sessions, driving, lists, operators_lists, audits };
     let of_operators = AdminServer::new(service.clone()).max_decoding_message_size(MESSAGE);
     let calls = ClusterServer::new(service).max_decoding_message_size(MESSAGE);
     let (stop, stopped) = oneshot::channel::<()>();

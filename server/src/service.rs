@@ -47,6 +47,8 @@ pub struct Service {
     pub lists: Arc<Semaphore>,
     /// The same, for operators' lists.
     pub operators_lists: Arc<Semaphore>,
+    /// The place of an audit.
+    pub audits: Arc<Semaphore>,
 }
 
 pub type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;

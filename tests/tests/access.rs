@@ -353,7 +353,7 @@ fn polkit_is_asked_for_the_tables_action() {
                 }
                 "OpenLog" => "plugin-log",
                 "Exec" | "ResizeExec" | "WaitExec" => "plugin-exec",
-                "Reload" | "Reconcile" | "AdoptMount" => "manage",
+                "Reload" | "Reconcile" | "AdoptMount" | "Join" => "manage",
                 "Get"
                 | "GetAll"
                 | "Set"

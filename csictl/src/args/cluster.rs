@@ -6,6 +6,22 @@ use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
 pub enum Cluster {
     /// Show this host's state in its cluster: its name, the server, and what the servers have yet to learn
     Status,
+    /// Wait until this host has joined the cluster that csid.toml names
+    Join(Join),
+    /// Check that this host holds nothing of its cluster, and say how it leaves
+    ///
+    /// It changes nothing. It is refused while the host has a mount or a claim, or the servers have yet to learn that a claim has ended.
+    Leave,
+}
+
+#[derive(Args)]
+pub struct Join {
+    /// First move the volumes that are registered on this host to the servers
+    ///
+    /// Each is registered at the servers, then forgotten here. Volumes that are claimed, attached or mounted here have to be released first.
+    /// If the command is interrupted, repeat it. The host's node needs the grant `register` in the volumes' namespaces.
+    #[arg(long)]
+    pub import: bool,
 }
 
 #[derive(Subcommand)]
@@ -87,4 +103,8 @@ pub struct Block {
 pub enum Server {
     /// List the servers of the cluster that run
     List,
+    /// Find what does not fit in the cluster's etcd: rows without those that they belong to, and values that cannot be read
+    ///
+    /// It changes nothing. It exits with 1 if it finds something.
+    Audit,
 }

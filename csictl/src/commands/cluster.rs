@@ -1,15 +1,21 @@
 //! The command about this host's cluster.
 
-use csid_client::{Client, Cluster as Row};
+use std::collections::BTreeSet;
 
+use csid_client::{ClaimFilter, Client, Cluster as Row, JoinOptions, MountFilter};
+use serde_json::json;
+
+use super::common::done;
 use crate::{
-    args::Cluster,
+    args::{self, Cluster},
     hints::Tried,
     output::{self, print, print_json},
 };
 
 /// The feature of a csid that has the interface.
 const FEATURE: &str = "cluster";
+/// The most volumes that a refusal names.
+const SHOWN: usize = 8;
 
 pub async fn cluster(client: &Client, command: Cluster, json: bool, tried: &mut Tried) -> anyhow::Result<()> {
     match command {
@@ -21,6 +27,50 @@ pub async fn cluster(client: &Client, command: Cluster, json: bool, tried: &mut 
                 false => print(&output::cluster_status(&row))?,
             }
         }
+        Cluster::Join(args::Join { import }) => {
+            tried.command = "cluster join";
+            client.join(JoinOptions { import: import.then_some(true), ..JoinOptions::default() }).await?;
+            done(json)?;
+        }
+        Cluster::Leave => {
+            tried.command = "cluster leave";
+            leave(client, json).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Checks that nothing of the cluster is held or owed here. csid.toml decides whether the host is in a cluster.
+async fn leave(client: &Client, json: bool) -> anyhow::Result<()> {
+    let row = client.cluster().await?;
+    anyhow::ensure!(row.is_clustered(), "this host has no cluster");
+    let claims = client.list_claims(ClaimFilter::default()).await?;
+    let mounts = client.list_mounts(MountFilter::default()).await?;
+    let claims = claims.iter().map(|of| (&of.namespace, &of.volume, &of.consumer));
+    let mounts = mounts.iter().map(|of| (&of.namespace, &of.volume, &of.consumer));
+    let held: BTreeSet<String> =
+        claims.chain(mounts).map(|(ns, volume, consumer)| format!("{ns}/{volume} of {consumer}")).collect();
+    if !held.is_empty() || row.owed > 0 {
+        let shown: Vec<&str> = held.iter().take(SHOWN).map(String::as_str).collect();
+        let more = match held.len().saturating_sub(SHOWN) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        anyhow::bail!(
+            "this host cannot leave the cluster {}: it holds {} volumes ({}{more}), and owes the servers the end of {} claims",
+            row.name,
+            held.len(),
+            shown.join(", "),
+            row.owed
+        );
+    }
+    match json {
+        true => print_json(&json!({ "cluster": row.name, "held": 0, "owed": 0 }))?,
+        false => print(&format!(
+            "Nothing of the cluster {} is held or owed. Take the table [cluster] out of /etc/csid/csid.toml, then `systemctl restart csid`. \
+             The node's row stays at the servers: `csictl node block {}` as an operator keeps its key out.",
+            row.name, row.node
+        ))?,
     }
     Ok(())
 }

@@ -1,7 +1,10 @@
 //! The commands about a cluster's servers.
 
-use csi_proto::cluster::v1::ServersAsk;
+use std::process::ExitCode;
+use std::time::Duration;
+
 use csi_proto::cluster::v1::admin_client::AdminClient;
+use csi_proto::cluster::v1::{AuditAsk, ServersAsk};
 
 use crate::{
     args::Server,
@@ -10,7 +13,15 @@ use crate::{
     output::{self, print, print_json},
 };
 
-pub async fn server(servers: &Servers, command: Server, json: bool, tried: &mut Tried) -> anyhow::Result<()> {
+/// How long a server may take for an audit. It reads all of etcd.
+const AUDIT: Duration = Duration::from_secs(300);
+
+pub async fn server(
+    servers: &Servers,
+    command: Server,
+    json: bool,
+    tried: &mut Tried,
+) -> anyhow::Result<ExitCode> {
     match command {
         Server::List => {
             tried.command = "server list";
@@ -19,13 +30,33 @@ pub async fn server(servers: &Servers, command: Server, json: bool, tried: &mut 
             let rows = servers.call(None, ask).await?;
             if json {
                 print_json(&output::servers_json(&rows))?;
-                return Ok(());
+                return Ok(ExitCode::SUCCESS);
             }
             print(&output::servers(&rows))?;
             for note in output::notes_of_servers(&rows) {
                 eprintln!("{note}");
             }
+            Ok(ExitCode::SUCCESS)
+        }
+        Server::Audit => {
+            tried.command = "server audit";
+            let ask = async |channel| {
+                let mut found = AdminClient::new(channel).audit(AuditAsk {}).await?.into_inner();
+                let mut findings = Vec::new();
+                while let Some(finding) = found.message().await? {
+                    findings.push(finding);
+                }
+                Ok(findings)
+            };
+            let findings = servers.call_within(AUDIT, None, ask).await?;
+            if json {
+                print_json(&findings.iter().map(output::finding_json).collect::<Vec<_>>())?;
+            } else if findings.is_empty() {
+                eprintln!("No findings.");
+            } else {
+                print(&output::findings(&findings))?;
+            }
+            Ok(ExitCode::from(u8::from(!findings.is_empty())))
         }
     }
-    Ok(())
 }

@@ -1,6 +1,6 @@
 //! Output about the nodes and servers of a cluster.
 
-use csi_proto::cluster::v1::{Attaches, Machine, NodeRow, PluginReport, ServerRow, ServerRows};
+use csi_proto::cluster::v1::{Attaches, Finding, Machine, NodeRow, PluginReport, ServerRow, ServerRows};
 use csid_client::Cluster;
 use serde_json::{Value, json};
 
@@ -241,6 +241,18 @@ pub fn servers_json(rows: &ServerRows) -> Value {
     })
 }
 
+/// Returns what an audit has found.
+pub fn findings(rows: &[Finding]) -> String {
+    table(
+        ["KIND", "KEY", "FINDING"],
+        rows.iter().map(|of| [of.kind.clone(), of.key.clone(), of.text.clone()]),
+    )
+}
+
+pub fn finding_json(of: &Finding) -> Value {
+    json!({ "kind": of.kind, "key": of.key, "text": of.text })
+}
+
 #[cfg(test)]
 mod tests {
     use csi_proto::cluster::v1::{Block, NodeSession};
@@ -311,6 +323,20 @@ db-1  blocked  -        -                         2       nfs      blocked by op
         };
         let due = "prod, node db-1: cut-off (s1:7443: it is away); the servers have yet to learn that 2 claims have ended";
         assert_eq!(cluster_line(&away), due);
+    }
+
+    #[test]
+    fn findings_are_a_table_without_control_characters() {
+        let found = Finding {
+            kind: "grants-differ".into(),
+            key: "/csid/v1/server/\u{1b}x".into(),
+            text: "it".into(),
+        };
+        let expected = "\
+KIND           KEY                 FINDING
+grants-differ  /csid/v1/server/\u{fffd}x  it";
+        assert_eq!(findings(std::slice::from_ref(&found)), expected);
+        assert_eq!(finding_json(&found)["kind"], "grants-differ");
     }
 
     #[test]

@@ -1,8 +1,35 @@
 //! org.csid1.Cluster: this host as a node of a cluster.
 
+use std::time::Duration;
+
+use super::call::{Answer, Call, within};
 use super::contract::Map;
+use super::options::Options;
 use super::rooms::Rooms;
 use crate::cluster::NodeView;
+use crate::error::{Error, Kind};
+
+/// How long csid waits for a server that lets this host join.
+const JOIN: Duration = Duration::from_secs(15);
+
+/// Waits until this host has joined. With `import` the host's own registrations are moved to the servers first.
+pub(super) async fn join(call: Call) -> Answer {
+    let mut options = Options::check(call.arguments()?, &[("import", "b")])?;
+    let import = options.flag("import");
+    let wait = options.wait(call.arrived)?;
+    let Rooms { node, volumes, .. } = call.server.rooms.clone();
+    within(&call.slot, wait.deadline, "the join", async move {
+        let none = || Error::new(Kind::NotSupported, "this host has no cluster: csid.toml names none");
+        let node = node.ok_or_else(none)?;
+        if import && !node.is_joined() {
+            volumes.import().await?;
+            node.look_again();
+        }
+        node.wait_joined(JOIN).await
+    })
+    .await?;
+    call.reply(&())
+}
 
 /// Returns what the node shows now.
 pub(super) fn view(rooms: &Rooms) -> NodeView {

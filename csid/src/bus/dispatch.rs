@@ -11,12 +11,16 @@ use zbus::message::Flags;
 use super::authorise::{Permit, PolkitAction};
 use super::call::{Answer, Call, Server, UntilSent};
 use super::caller::{Caller, CallerSource};
-use super::contract::{INTROSPECTABLE, MANAGER, Method, OBJECT_MANAGER, Object, PEER, PLUGIN, PROPERTIES};
+use super::contract::{
+    CLUSTER, INTROSPECTABLE, MANAGER, Method, OBJECT_MANAGER, Object, PEER, PLUGIN, PROPERTIES,
+};
 use super::facts::{self, CallFacts};
 use super::failure::{Failure, encode_failure};
 use super::introspect::Interfaces;
 use super::limits::{CallClass, Slot};
-use super::{claims, exec, inventory, manager, mounts, oversize, plugin, standard, upgrade, volumes};
+use super::{
+    claims, cluster, exec, inventory, manager, mounts, oversize, plugin, standard, upgrade, volumes,
+};
 use crate::error::{Error, shortened};
 
 /// The limit of all arguments of a call together. The bus would pass 32 MiB.
@@ -73,6 +77,7 @@ pub(super) static MEMBERS: &[Member] = members! {
     MANAGER.CancelOperation("s"): Unmount, Short => manager::cancel_operation;
     MANAGER.Reload("a{sv}"): Manage, Operation => manager::reload;
     MANAGER.GetEvents("tu"): Read, Survey => manager::get_events;
+    CLUSTER.Join("a{sv}"): Manage, Operation => cluster::join;
     PLUGIN.Probe("a{sv}"): Read, Operation => plugin::probe;
     PLUGIN.GetStats(""): Read, Operation => plugin::get_stats;
     PLUGIN.Restart("a{sv}"): ManagePlugins, Operation => plugin::restart;

@@ -13,9 +13,10 @@ use tonic::transport::Channel;
 use tonic::{Response, Status};
 
 use crate::cluster::failure::{read, unavailable};
+use crate::cluster::link;
 use crate::cluster::node::Node;
 use crate::cluster::rows::{read_attached, read_record, write_spec};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, shortened};
 use crate::random;
 use crate::store::registry::{Claim, Record, Registration, VolumeName, VolumeSpec};
 use crate::store::rows::VolumeKey;
@@ -159,26 +160,62 @@ impl Servers for Node {
         spec: VolumeSpec,
     ) -> BoxFuture<'_, Result<Record>> {
         async move {
-            if spec.suid || spec.dev {
-                let text = "suid and dev: servers keep neither, name them when you mount the volume";
-                return Err(Error::new(Kind::NotSupported, text));
-            }
-            let register = Register {
-                namespace: name.namespace.clone(),
-                volume: name.volume.clone(),
-                plugin: volume.plugin,
-                external_id: volume.handle.to_string(),
-                spec: Some(write_spec(&spec)),
-            };
+            let ask = registration(&name, volume, &spec)?;
             let mut client = self.joined(SESSION).await?;
-            let ask = ChangeAsk { what: Some(change_ask::What::Register(register)) };
             let row = answered(client.change(ask)).await?;
             self.has_seen(0, row.revision);
-            // The answer has no context, which only a node with a claim gets.
-            let record = read_record(&name, row)?;
-            let registration = record.registration.map(|of| Registration { spec, ..of });
-            Ok(Record { registration, ..record })
+            read_registered(&name, row, spec)
         }
         .boxed()
     }
+
+    fn register_before_join(
+        &self,
+        name: VolumeName,
+        volume: VolumeKey,
+        spec: VolumeSpec,
+    ) -> BoxFuture<'_, Result<Record>> {
+        async move {
+            let ask = registration(&name, volume, &spec)?;
+            let mut last = unavailable(format!("{} has no socket of a server", self.link.display()));
+            // The same registration again changes nothing, so the next server may be asked for it.
+            for server in link::servers(&self.link, &self.name).unwrap_or_default() {
+                let mut client = ClusterClient::new(link::open(&self.link.join(server)));
+                match answered(client.change(ask.clone())).await {
+                    Ok(row) if row.owner != format!("node/{}", self.name) => {
+                        let text = format!("the servers have registered it for {:?}", shortened(&row.owner));
+                        return Err(Error::new(Kind::NotAuthorized, text));
+                    }
+                    Ok(row) => return read_registered(&name, row, spec),
+                    Err(ServerFailure::Refused(error)) => return Err(error),
+                    Err(ServerFailure::NotSent(error) | ServerFailure::Unknown(error)) => last = error,
+                }
+            }
+            Err(last)
+        }
+        .boxed()
+    }
+}
+
+/// Returns what registers a volume. Servers keep no options that root alone gives.
+fn registration(name: &VolumeName, volume: VolumeKey, spec: &VolumeSpec) -> Result<ChangeAsk> {
+    if spec.suid || spec.dev {
+        let text = "suid and dev: servers keep neither, name them when you mount the volume";
+        return Err(Error::new(Kind::NotSupported, text));
+    }
+    let register = Register {
+        namespace: name.namespace.clone(),
+        volume: name.volume.clone(),
+        plugin: volume.plugin,
+        external_id: volume.handle.to_string(),
+        spec: Some(write_spec(spec)),
+    };
+    Ok(ChangeAsk { what: Some(change_ask::What::Register(register)) })
+}
+
+/// Reads the answer to a registration. It has no context, which only a node with a claim gets.
+fn read_registered(name: &VolumeName, row: VolumeRow, spec: VolumeSpec) -> Result<Record> {
+    let record = read_record(name, row)?;
+    let registration = record.registration.map(|of| Registration { spec, ..of });
+    Ok(Record { registration, ..record })
 }

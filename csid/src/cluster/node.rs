@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use csi_proto::cluster::v1::Hello;
 use csi_proto::cluster::v1::cluster_client::ClusterClient;
 use sha2::{Digest, Sha256};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tonic::transport::Channel;
 
 use crate::cluster::failure::unavailable;
@@ -25,6 +25,8 @@ pub(super) const CLAIMS: usize = 1000;
 
 /// The servers' word for a node that an operator has fenced.
 pub(super) const FENCED: &str = "fenced";
+/// Why a host does not join that has volumes of its own.
+pub(super) const OWN_VOLUMES: &str = "own-volumes";
 
 /// Whether a server can be asked.
 #[derive(Clone, Debug)]
@@ -76,6 +78,8 @@ pub struct Node {
     /// The greatest generation and revision of the cluster that this csid has seen.
     generation: AtomicU64,
     revision: AtomicU64,
+    /// Has the host's own volumes looked for again.
+    pub(super) own: Notify,
     journal_id: String,
     machine_id: String,
     pub(super) boot: String,
@@ -107,6 +111,7 @@ impl Node {
             fenced: AtomicBool::new(false),
             generation: AtomicU64::new(0),
             revision: AtomicU64::new(0),
+            own: Notify::new(),
             journal_id: journal_id.to_owned(),
             machine_id,
             boot: boot.to_owned(),
@@ -114,6 +119,27 @@ impl Node {
             permits: Permits::new(config),
             calls: calls(journal_id, boot),
         }
+    }
+
+    /// Has the host's own volumes looked for again: they were moved to the servers.
+    pub fn look_again(&self) {
+        self.state.send_if_modified(|state| match state {
+            SessionState::Refused { reason, .. } if reason == OWN_VOLUMES => {
+                *state = SessionState::Starting;
+                self.own.notify_one();
+                true
+            }
+            _ => false,
+        });
+    }
+
+    /// Waits until this host has joined. Fails if the servers refuse it, or when the time is over.
+    pub async fn wait_joined(&self, limit: Duration) -> Result<()> {
+        let mut state = self.state.subscribe();
+        let is_settled =
+            |state: &SessionState| matches!(state, SessionState::Joined(_) | SessionState::Refused { .. });
+        let _ = tokio::time::timeout(limit, state.wait_for(is_settled)).await;
+        self.client().map(drop)
     }
 
     /// Returns the state of the session, for people: `cluster prod: joined at s1:7443`.

@@ -21,7 +21,7 @@ use crate::backoff::Backoff;
 use crate::cluster::controller::refused;
 use crate::cluster::failure::read;
 use crate::cluster::link;
-use crate::cluster::node::{CLAIMS, FENCED, Joined, Node, SessionState};
+use crate::cluster::node::{CLAIMS, FENCED, Joined, Node, OWN_VOLUMES, SessionState};
 use crate::cluster::permits::Permits;
 use crate::cluster::reconcile::{EVERY, FIRST, spread};
 use crate::error::{Error, presentable};
@@ -63,18 +63,21 @@ impl Node {
     /// Keeps a session with a server, for ever. A host that has volumes from before the cluster does not join: neither side would know
     /// the other's claims.
     pub async fn run(self: Arc<Self>, volumes: Volumes, plugins: Plugins) {
-        match volumes.own_volumes().await {
-            Ok(own) if own.is_empty() => {}
-            Ok(own) => {
-                let names: Vec<String> = own.iter().take(SHOWN).map(ToString::to_string).collect();
-                let message = format!("this host has {} volumes of its own: {}", own.len(), names.join(", "));
-                return self
-                    .become_state(SessionState::Refused { reason: "own-volumes".to_owned(), message });
+        loop {
+            match volumes.own_volumes().await {
+                Ok(own) if own.is_empty() => break,
+                Ok(own) => {
+                    let names: Vec<String> = own.iter().take(SHOWN).map(ToString::to_string).collect();
+                    let message =
+                        format!("this host has {} volumes of its own: {}", own.len(), names.join(", "));
+                    self.become_state(SessionState::Refused { reason: OWN_VOLUMES.to_owned(), message });
+                }
+                Err(error) => {
+                    let message = format!("the journal was not read: {error}");
+                    self.become_state(SessionState::Refused { reason: "journal".to_owned(), message });
+                }
             }
-            Err(error) => {
-                let message = format!("the journal was not read: {error}");
-                return self.become_state(SessionState::Refused { reason: "journal".to_owned(), message });
-            }
+            self.own.notified().await;
         }
         let mut pause = Backoff::between(PAUSE.0, PAUSE.1);
         loop {

@@ -42,6 +42,14 @@ pub trait Servers: Send + Sync {
         volume: VolumeKey,
         spec: VolumeSpec,
     ) -> BoxFuture<'_, Result<Record>>;
+
+    /// Registers a volume as [`Servers::register`] does, before this host has joined.
+    fn register_before_join(
+        &self,
+        name: VolumeName,
+        volume: VolumeKey,
+        spec: VolumeSpec,
+    ) -> BoxFuture<'_, Result<Record>>;
 }
 
 /// A claim that a server has granted.

@@ -8,8 +8,8 @@ use csi_proto::cluster::v1::change_ask::What;
 use csi_proto::cluster::v1::cluster_client::ClusterClient;
 use csi_proto::cluster::v1::node_change::Change;
 use csi_proto::cluster::v1::{
-    Accept, BlockAsk, ChangeAsk, Deregister, DrainAsk, FenceAsk, ForgetAsk, ListAsk, NodeAsk, NodeChange,
-    NodesAsk, ReleaseAsk, ServersAsk, UndrainAsk, VolumeAsk,
+    Accept, AuditAsk, BlockAsk, ChangeAsk, Deregister, DrainAsk, FenceAsk, ForgetAsk, ListAsk, NodeAsk,
+    NodeChange, NodesAsk, ReleaseAsk, ServersAsk, UndrainAsk, VolumeAsk,
 };
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Status};
@@ -104,6 +104,15 @@ async fn calls(channel: &Channel, node: &str, namespace: &str) -> BTreeMap<&'sta
         found.insert(call, became(client.set_node(NodeChange { node: "n9".into(), change }).await));
     }
     found.insert("servers", became(client.servers(ServersAsk {}).await));
+    let audit = client.audit(AuditAsk {}).await;
+    // An audit goes on until it is read to its end, and there is one at a time.
+    found.insert(
+        "audit",
+        became(match audit {
+            Ok(answers) => answers.into_inner().message().await,
+            Err(status) => Err(status),
+        }),
+    );
     found
 }
 
@@ -252,6 +261,8 @@ async fn every_call_of_every_identity_is_as_granted() {
                 due.insert(call, due["block"]);
             }
             due.insert("forget", if due["block"] == Decided { Done } else { due["block"] });
+            // Who sees servers may make an audit.
+            due.insert("audit", due["servers"]);
             // The volume of `deregister` is not there, and has no owner.
             due.insert(
                 "deregister",

@@ -6,6 +6,7 @@ mod attach_failures;
 mod attach_lies;
 mod attach_random;
 mod attach_waits;
+mod audit;
 mod certificates;
 mod claims;
 mod credentials;

@@ -9,6 +9,7 @@ mod cut_off;
 #[allow(dead_code, reason = "the tests of the registry use more of it")]
 mod etcd;
 mod fenced;
+mod imported;
 mod kills;
 mod lying;
 mod moves;

@@ -26,11 +26,15 @@ async fn metric(w: &World, sample: &str) -> Option<f64> {
 
 /// Returns what a command of csictl prints about this world's csid.
 async fn csictl(w: &World, words: &[&str]) -> String {
+    String::from_utf8(csictl_of(w, words).await.stdout).unwrap()
+}
+
+/// Runs a command of csictl with this world's csid, to its end.
+pub(crate) async fn csictl_of(w: &World, words: &[&str]) -> std::process::Output {
     let mut command = tokio::process::Command::new(site::csictl_program());
     command.arg("--csid-socket").arg(w.path("run/csid.sock")).args(words).kill_on_drop(true);
     let output = tokio::time::timeout(std::time::Duration::from_secs(60), command.output());
-    let output = output.await.expect("csictl ends").unwrap();
-    String::from_utf8(output.stdout).unwrap()
+    output.await.expect("csictl ends").unwrap()
 }
 
 #[test]

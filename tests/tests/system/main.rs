@@ -4,6 +4,7 @@
 mod access;
 mod bound;
 mod closed;
+mod cluster_demo;
 mod clustered;
 mod credentials;
 mod docker;

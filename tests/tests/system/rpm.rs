@@ -51,7 +51,7 @@ fn lines(text: &str) -> BTreeSet<String> {
 
 #[test]
 fn rpms_have_the_files_of_the_debs() {
-    for name in ["csid", "csid-volume-plugin"] {
+    for name in ["csid", "csid-volume-plugin", "csid-cluster", "csid-server"] {
         let (deb, rpm) = (package(&format!("{name}.deb")), package(&format!("{name}.rpm")));
         let files = files_of_rpm(&rpm);
         assert_eq!(files, files_of_deb(&deb), "{name}");
@@ -80,6 +80,38 @@ fn rpms_have_the_files_of_the_debs() {
 
 /// Debian's rpm knows no package of Debian's, so it finds no dependency.
 const RPM: &str = "rpm --nodeps --force-debian";
+
+#[test]
+fn rpms_of_a_cluster_come_and_go_with_keys_left() {
+    let m = Machine::boot();
+    let all = ["csid", "csid-cluster", "csid-server"];
+    for name in all {
+        let name = format!("{name}.rpm");
+        std::fs::copy(package(&name), m.path(&format!("/root/{name}"))).expect("a package is copied");
+    }
+    m.run(&format!("cd /root && {RPM} --install csid.rpm csid-cluster.rpm csid-server.rpm"));
+    assert_eq!(m.run(&format!("rpm --verify --nodeps {}", all.join(" "))), "", "the files are as packaged");
+    assert_eq!(m.run("stat --format %a /etc/csid/link /etc/csid-server"), "700\n755");
+    // An administrator enables the server. csid starts the link, which does nothing without its file.
+    assert_eq!(m.run("systemctl is-enabled csid-server || true"), "disabled");
+    m.run("systemctl enable --quiet --now csid && csictl wait local");
+    assert_eq!(m.run("systemctl is-active csid-link csid-server || true"), "inactive\ninactive");
+    assert!(m.run("systemctl show csid --property Wants").contains("csid-link.service"));
+    assert!(m.run("csid-server --version && csid-link --version").contains("csid-link"));
+    for unit in ["csid-link", "csid-server"] {
+        m.run(&format!("systemd-analyze security --threshold 15 --no-pager {unit} >/dev/null"));
+    }
+    m.run("touch /etc/csid/link/node.key /etc/csid-server/server.key");
+    m.run(&format!("cd /root && {RPM} --upgrade --replacepkgs csid-cluster.rpm csid-server.rpm"));
+    m.run(&format!("{RPM} --erase csid-server csid-cluster"));
+    assert_eq!(
+        m.run("ls /etc/csid/link /etc/csid-server"),
+        "/etc/csid-server:\nserver.key\n\n/etc/csid/link:\nnode.key"
+    );
+    assert_eq!(m.run("systemctl is-active csid"), "active");
+    assert!(!m.run("systemctl show csid --property Wants").contains("csid-link.service"));
+    m.run(&format!("{RPM} --erase csid"));
+}
 
 #[test]
 fn rpm_is_upgraded_and_erased_below_a_mount() {

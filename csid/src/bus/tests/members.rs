@@ -250,6 +250,11 @@ async fn host_alone_has_the_clusters_properties() {
         properties.iter().map(|(name, value)| (name.clone(), value.value_signature().to_string())).collect();
     assert_eq!(types, contract_properties(CLUSTER));
     assert_eq!(<&str>::try_from(&properties["State"]).unwrap(), "alone");
+    for import in [false, true] {
+        let options = Options::from([("import", import.into())]);
+        let (name, text) = call(&client, "/org/csid1", CLUSTER, "Join", &(options,)).await.unwrap_err();
+        assert!(name.ends_with(".NotSupported") && text.contains("no cluster"), "{name}: {text}");
+    }
     let body = (CLUSTER, "State", Variant::new("x"));
     let set = call(&client, "/org/csid1", "org.freedesktop.DBus.Properties", "Set", &body).await;
     assert_eq!(set.unwrap_err().0, format!("{DBUS}PropertyReadOnly"));

@@ -3,11 +3,16 @@
 use std::collections::BTreeSet;
 
 use crate::error::{Error, Kind, Result};
-use crate::store::registry::{Claim, ClaimFilter, ClaimState, ListedClaim, Record, RecordFilter, VolumeName};
+use crate::fault;
+use crate::store::event_kind::EventKind;
+use crate::store::registry::{
+    Claim, ClaimFilter, ClaimState, ListedClaim, Record, RecordFilter, Standing, VolumeName,
+};
 use crate::store::{Durability, MountFilter};
 use crate::volume::api::requests::{Authority, ReleaseRequest, Wait};
 use crate::volume::context::Context;
 use crate::volume::events::claim as claim_events;
+use crate::volume::events::registration as registration_events;
 use crate::volume::manager::Volumes;
 use crate::volume::model::claim::Claims;
 use crate::volume::model::subject::{ClaimKey, Subject};
@@ -48,6 +53,15 @@ fn is_own(record: &Record, cluster: &str) -> bool {
         || record.claims.iter().any(is_alone)
         // The servers attach for claims that they have granted.
         || record.attachments.iter().any(|at| at.by_call.is_some() || record.claims.is_empty())
+}
+
+/// The most volumes that a refusal names.
+const SHOWN: usize = 8;
+
+/// Returns whether a record is a registration alone.
+fn is_movable(record: &Record) -> bool {
+    let standing = record.registration.as_ref().map(|registration| &registration.standing);
+    standing == Some(&Standing::Registered) && record.claims.is_empty() && record.attachments.is_empty()
 }
 
 impl Volumes {
@@ -108,6 +122,52 @@ impl Volumes {
         };
         self.shared.records.amend(name, Durability::Disk, lose).await?;
         Ok(is_lost)
+    }
+
+    /// Moves this host's own registrations to the servers, one after the other. A server has each before csid forgets it. The same
+    /// call again goes on where an earlier one was interrupted.
+    pub async fn import(&self) -> Result<()> {
+        self.shared.changeable()?;
+        let records = &self.shared.records;
+        let Some(servers) = &records.servers else {
+            return Err(Error::new(Kind::NotSupported, "this host has no cluster: csid.toml names none"));
+        };
+        let mut in_use = self.own_volumes().await?;
+        let (mut own, _) = records.registry.records(RecordFilter::default()).await?;
+        own.retain(|record| is_movable(record) && in_use.remove(&record.name));
+        if !in_use.is_empty() {
+            let names: Vec<String> = in_use.iter().take(SHOWN).map(ToString::to_string).collect();
+            let text = format!(
+                "{} volumes of this host are claimed, attached, mounted, being created or being deleted: {}",
+                in_use.len(),
+                names.join(", ")
+            );
+            return Err(Error::new(Kind::Busy, text));
+        }
+        for Record { name, volume, registration, .. } in own {
+            let Some(registration) = registration else { continue };
+            let sent = servers.register_before_join(name.clone(), volume.clone(), registration.spec.clone());
+            fault::around("Register", sent).await.map_err(|error| Error {
+                message: format!("volume {name} was not moved: {}", error.message),
+                ..error
+            })?;
+            let forget = |present: &mut Record| {
+                let is_sent = present.volume == volume
+                    && present.registration.as_ref().is_some_and(|now| now.spec == registration.spec);
+                match &present.registration {
+                    None => Ok(None),
+                    Some(_) if is_sent && is_movable(present) => {
+                        present.registration = None;
+                        Ok(Some(registration_events::registered(EventKind::VolumeDeregistered, present)))
+                    }
+                    Some(_) => {
+                        Err(Error::new(Kind::Busy, format!("volume {name} was changed while it was moved")))
+                    }
+                }
+            };
+            records.amend(&name, Durability::Disk, forget).await?;
+        }
+        records.synced().await
     }
 
     /// Has unfinished work continued at once: a server can be asked again.

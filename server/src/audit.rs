@@ -1,0 +1,219 @@
+//! What does not fit in etcd. An audit reads all rows at one revision, and changes nothing. A finding has keys and names, and nothing of a value.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::time::Duration;
+
+use csi_proto::cluster::v1::Finding;
+use csid::store::registry::{Registry, VolumeName};
+use csid_etcd::{RowKey, Rows, Walked, WalkedVolume};
+use serde::de::DeserializeOwned;
+
+use crate::cluster::Cluster;
+use crate::failure::Result;
+use crate::nodes::SERVERS;
+use crate::rows::{MetaRow, NodeRow, PluginRow, ServerRow, SessionRow};
+
+/// The most findings of an audit.
+pub const FINDINGS: usize = 10_000;
+/// How long another server has to go on for one that is gone. It looks for such volumes more often.
+const TAKEOVER: Duration = Duration::from_secs(15);
+
+/// What an audit has seen. Keys come in etcd's order, so nodes and servers are known before volumes.
+#[derive(Default)]
+struct Seen {
+    nodes: BTreeSet<String>,
+    /// The keys of servers, and digests of their grants, by their IDs. `None`: the row cannot be read.
+    servers: HashMap<String, (String, Option<String>)>,
+    /// The rows of plugins' volumes that no volume has claimed yet, by their keys.
+    external: HashMap<String, VolumeName>,
+    /// Volumes that cannot be read. They are not judged by what is missing of them.
+    unread: HashSet<VolumeName>,
+    /// The rows that count volumes: key, node, plugin.
+    used: Vec<(String, String, String)>,
+    /// The nodes and plugins of claims.
+    claimed: HashSet<(String, String)>,
+    /// Volumes whose driver is a server without a row: the key, and the server.
+    driven: Vec<(VolumeName, String, String)>,
+    findings: Vec<Finding>,
+}
+
+fn is<T: DeserializeOwned>(value: &[u8]) -> bool {
+    serde_json::from_slice::<T>(value).is_ok()
+}
+
+impl Seen {
+    fn find(&mut self, kind: &str, key: impl Into<String>, text: impl Into<String>) {
+        if self.findings.len() <= FINDINGS {
+            self.findings.push(Finding { kind: kind.into(), key: key.into(), text: text.into() });
+        }
+    }
+
+    fn unreadable(&mut self, key: impl Into<String>) {
+        self.find("unreadable-value", key, "the value cannot be read");
+    }
+
+    fn see(&mut self, walked: Walked) {
+        match walked {
+            Walked::Row { key, name, row } => self.row(key, &name, &row.value),
+            Walked::External { name, of: Some(of) } => drop(self.external.insert(name, of)),
+            Walked::External { name, of: None } => self.unreadable(name),
+            Walked::Used { name, node, plugin } => self.used.push((name, node, plugin)),
+            Walked::Volume(volume) => self.volume(&volume),
+        }
+    }
+
+    fn row(&mut self, key: RowKey, name: &str, value: &[u8]) {
+        let is_readable = match key {
+            RowKey::Meta => is::<MetaRow>(value),
+            RowKey::Node(node) => {
+                self.nodes.insert(node);
+                is::<NodeRow>(value)
+            }
+            RowKey::Server(id) => {
+                let grants = serde_json::from_slice::<ServerRow>(value).ok().map(|row| row.grants);
+                let is_readable = grants.is_some();
+                self.servers.insert(id, (name.to_owned(), grants));
+                is_readable
+            }
+            RowKey::Session { node, .. } => {
+                if !self.nodes.contains(&node) {
+                    self.find(
+                        "session-without-node",
+                        name,
+                        format!("node {node} has a session, and has no row"),
+                    );
+                }
+                is::<SessionRow>(value)
+            }
+            RowKey::Plugin(plugin) => match serde_json::from_slice::<PluginRow>(value) {
+                Ok(row) => {
+                    let gone: Vec<_> = row.controllers.difference(&self.nodes).cloned().collect();
+                    for node in gone {
+                        let text =
+                            format!("plugin {plugin} has a controller on node {node}, which has no row");
+                        self.find("controller-without-node", name, text);
+                    }
+                    true
+                }
+                Err(_) => false,
+            },
+        };
+        if !is_readable {
+            self.unreadable(name);
+        }
+    }
+
+    fn volume(&mut self, volume: &WalkedVolume) {
+        let record = &volume.record;
+        for key in &volume.unreadable {
+            self.unreadable(key);
+        }
+        for claim in record.claims.iter() {
+            self.claimed.insert((claim.node.clone(), record.volume.plugin.clone()));
+            if !self.nodes.contains(&claim.node) {
+                let text = format!("the claim is of node {}, which has no row", claim.node);
+                self.find("claim-without-node", volume.claim(claim), text);
+            }
+        }
+        if !volume.unreadable.is_empty() {
+            self.unread.insert(record.name.clone());
+            return;
+        }
+        if !volume.has_head {
+            self.find("volume-without-head", volume.head(), "the volume has other keys, but not this one");
+            return;
+        }
+        match self.external.remove(&volume.external()) {
+            Some(of) if of == record.name => {}
+            Some(of) => {
+                let text = format!("the row of the volume of {} names {of}", record.name);
+                self.find("volume-without-external-id", volume.external(), text);
+            }
+            None => {
+                let text = format!("the volume of {} has no row that keeps it to one name", record.name);
+                self.find("volume-without-external-id", volume.external(), text);
+            }
+        }
+        for attachment in record.attachments.iter().filter(|at| at.by_call.is_none()) {
+            if !record.claims.iter().any(|claim| claim.node == attachment.node) {
+                let text =
+                    format!("the volume is attached for node {}, which has no claim of it", attachment.node);
+                self.find("attachment-without-claim", volume.attachment(attachment), text);
+            }
+        }
+        if let Some(driver) = &record.driver
+            && !driver.server.is_empty()
+            && !self.servers.contains_key(&driver.server)
+        {
+            self.driven.push((record.name.clone(), volume.head(), driver.server.clone()));
+        }
+    }
+
+    /// Finds what only the end of the walk shows. `own`: the server that answers.
+    fn finish(&mut self, own: &str) {
+        for (key, of) in std::mem::take(&mut self.external) {
+            if self.unread.contains(&of) {
+                continue;
+            }
+            let text = format!(
+                "the row names the volume {of}, which has another one at the plugin, or is not there"
+            );
+            self.find("external-id-without-volume", key, text);
+        }
+        for (key, node, plugin) in std::mem::take(&mut self.used) {
+            if !self.claimed.contains(&(node.clone(), plugin.clone())) {
+                let text = format!("node {node} has no claim of a volume of plugin {plugin}");
+                self.find("used-without-claim", key, text);
+            }
+        }
+        let servers = std::mem::take(&mut self.servers);
+        let own_grants = servers.get(own).and_then(|(_, grants)| grants.as_ref());
+        for (id, (key, grants)) in &servers {
+            if let (Some(own_grants), Some(grants)) = (own_grants, grants)
+                && own_grants != grants
+            {
+                let text = format!("server {id} has other grants than server {own}, which answers");
+                self.find("grants-differ", key, text);
+            }
+        }
+    }
+}
+
+impl Cluster {
+    /// Returns what does not fit in etcd, ordered by kind and key.
+    pub async fn audit(&self) -> Result<Vec<Finding>> {
+        let here = self.presence.here()?;
+        let mut seen = Seen::default();
+        let mut walk = self.registry.walk();
+        while let Some(walked) = self.while_here(async { Ok(walk.next().await?) }).await? {
+            seen.see(walked);
+        }
+        seen.finish(&here.id);
+        if !seen.driven.is_empty() {
+            self.wait_for_drivers(&mut seen).await?;
+        }
+        let mut findings = seen.findings;
+        findings.sort_by(|a, b| (&a.kind, &a.key).cmp(&(&b.kind, &b.key)));
+        if findings.len() > FINDINGS {
+            findings.truncate(FINDINGS);
+            let text = format!("there are more findings than the limit, which is {FINDINGS}");
+            findings.push(Finding { kind: "more".into(), key: String::new(), text });
+        }
+        Ok(findings)
+    }
+
+    /// Finds the volumes that are still of a server that is gone, after another one had the time to go on.
+    async fn wait_for_drivers(&self, seen: &mut Seen) -> Result<()> {
+        tokio::time::sleep(TAKEOVER).await;
+        let rows = self.while_here(async { Ok(self.rows.list(&Rows::Servers, SERVERS).await?) }).await?;
+        let is_there = |id: &str| rows.iter().any(|(key, _)| *key == RowKey::Server(id.to_owned()));
+        for (name, key, server) in std::mem::take(&mut seen.driven).into_iter().take(FINDINGS) {
+            let record = self.while_here(async { Ok(self.registry.record(name).await?) }).await?;
+            if record.driver.is_some_and(|now| now.server == server && !is_there(&server)) {
+                let text = format!("server {server} acts for the volume, and is gone. No server has gone on");
+                seen.find("driver-without-server", key, text);
+            }
+        }
+        Ok(())
+    }
+}
