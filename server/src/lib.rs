@@ -14,6 +14,7 @@
 
 mod access;
 mod admin;
+mod asks;
 mod certificates;
 mod claims;
 mod cluster;
@@ -30,6 +31,7 @@ mod nodes;
 mod pace;
 mod presence;
 mod program;
+mod queue;
 mod records;
 mod rows;
 mod servers;
@@ -38,5 +40,6 @@ mod sessions;
 mod time;
 mod view;
 mod volumes;
+mod wanted;
 
 pub use program::main;
