@@ -88,7 +88,8 @@ impl Asks {
     /// Returns whether the caller's wait in the queue is over, and no call of it is under way.
     pub fn is_over(&self, call: &str) -> bool {
         let table = self.lock();
-        let is_past = |asked: &Asked| asked.waiting == 0 && asked.until.is_some_and(|at| at <= Instant::now());
+        let is_past =
+            |asked: &Asked| asked.waiting == 0 && asked.until.is_some_and(|at| at <= Instant::now());
         table.calls.get(call).is_some_and(is_past)
     }
 

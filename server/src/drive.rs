@@ -366,8 +366,8 @@ impl Driving {
             return Ok(Turn::Again);
         }
         // The host's next session ends the rest, and so does a change of the record. A pending claim's node may leave meanwhile.
-        let is_pending = !record.queue.is_empty()
-            || record.claims.iter().any(|claim| claim.state == ClaimState::Pending);
+        let is_pending =
+            !record.queue.is_empty() || record.claims.iter().any(|claim| claim.state == ClaimState::Pending);
         let reasons = [pause, may_run.filter(|_| is_bound), is_pending.then_some(NOTHING)];
         let rest = reasons.into_iter().flatten().min().unwrap_or(NOTHING);
         // A task that waits for long would have the place of another volume's.

@@ -227,7 +227,9 @@ impl Cluster {
         let around = self.around_row(record, Some(row.clone())).await?;
         let mut claims = around.claims(record, node);
         claims.ahead = ahead.iter().filter(|other| !is_same_consumer(other, claim)).cloned().collect();
-        let Ok((after, next)) = rules::step(&claims, ClaimEvent::Claim(claim.clone())) else { return Ok(None) };
+        let Ok((after, next)) = rules::step(&claims, ClaimEvent::Claim(claim.clone())) else {
+            return Ok(None);
+        };
         let mut after = stepped(record, after);
         match &next {
             ClaimNext::Taken => {
@@ -326,7 +328,8 @@ impl Cluster {
             if !taken {
                 self.asks.withdraw(&call);
             }
-            if let Some(claim) = claim.filter(|claim| claim.state == ClaimState::Pending && !claim.releasing) {
+            if let Some(claim) = claim.filter(|claim| claim.state == ClaimState::Pending && !claim.releasing)
+            {
                 let around = self.around(&record, &claim.node).await?;
                 guards.push(plugin_guard(&record.volume.plugin, around.plugin.as_ref()));
                 let release = ClaimEvent::Release { consumer: claim.consumer.clone() };

@@ -11,6 +11,7 @@ mod etcd;
 mod kills;
 mod lying;
 mod moves;
+mod queue;
 mod refused;
 mod shown;
 #[path = "../../../server/tests/cluster/site.rs"]
