@@ -182,6 +182,9 @@ impl Cluster {
 
     /// Grants what waits and has nothing in its way, from the front. Adds the guards that the grants need.
     async fn grant_queued(&self, mut record: Record, guards: &mut Vec<Guard>) -> Record {
+        if record.queue.is_empty() || self.normal().await.is_err() {
+            return record;
+        }
         let mut ahead: Vec<Arc<Claim>> = Vec::new();
         let mut left = Vec::new();
         let mut granted = 0;
@@ -314,16 +317,24 @@ impl Cluster {
             let here = self.presence.here()?;
             let meta = self.meta().await?;
             let mut guards = vec![meta_guard(&meta), here.guard()];
+            let row = match caller.role {
+                Role::Node => self.unblocked(&caller.name).await?,
+                Role::Operator | Role::Server => None,
+            };
+            let record = self.registry.record(name.clone()).await?;
+            let mut after = without(record.clone(), &call);
+            let claim = record.claims.iter().find(|claim| claim.call == call);
+            if claim.is_none() && after == record {
+                self.asks.withdraw(&call);
+                return Ok(Withdrawn { taken: false });
+            }
             if caller.role == Role::Node {
-                let row = self.unblocked(&caller.name).await?.ok_or_else(|| not_joined(&caller.name))?;
+                let row = row.ok_or_else(|| not_joined(&caller.name))?;
                 if !self.is_of_boot(&caller.name, &row, &ask.boot).await? {
                     continue;
                 }
                 guards.push(node_guard(&caller.name, &row));
             }
-            let record = self.registry.record(name.clone()).await?;
-            let mut after = without(record.clone(), &call);
-            let claim = record.claims.iter().find(|claim| claim.call == call);
             let taken = claim.is_some_and(|claim| claim.state == ClaimState::Taken);
             if !taken {
                 self.asks.withdraw(&call);

@@ -1,12 +1,16 @@
 //! Claims that wait in the queue of their volume, at two servers.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use csi_proto::cluster::v1::{CallName, ClaimAsk, Failure, Granted};
+use csi_proto::cluster::v1::call_ended::How;
+use csi_proto::cluster::v1::change_ask::What;
+use csi_proto::cluster::v1::{Answer, CallName, Capability, ClaimAsk, Failure, Granted, Owed, Use};
 use prost::Message;
 use tonic::{Code, Status};
 
-use crate::site::{Node, Raw, Refusal, SOON, Site, eventually};
+use crate::attach::{Controller, attached, is_publish, node_id, user};
+use crate::site::{First, Node, Raw, Refusal, SOON, Site, eventually, register};
 
 const DATA: &str = "/csid/v1/vol/default/data";
 
@@ -51,7 +55,7 @@ async fn granted(node: &Node, server: usize, call: &str) -> Granted {
 
 async fn end(node: &Node, server: usize, consumer: &str, claim: &str) {
     let owed = node.owed("data", claim);
-    let owed = csi_proto::cluster::v1::Owed { consumer: consumer.into(), ..owed };
+    let owed = Owed { consumer: consumer.into(), ..owed };
     node.client(server).detached(owed).await.unwrap();
 }
 
@@ -151,19 +155,24 @@ async fn end_of_a_claim_grants_in_its_transaction() {
 #[tokio::test]
 async fn withdraw_and_grant_have_one_outcome() {
     let mut held = held().await;
-    let mut claim = (held.n1.hello.boot.clone(), held.claim.clone());
+    let mut claim = held.claim.clone();
     let (mut taken, mut withdrawn) = (0, 0);
     for n in 0..30 {
         let call = format!("c{n}");
         enter(&held.n2, 1, &call).await;
         let mut client = held.n2.client(n % 2);
+        // The first of three rounds has Withdraw first, the second one the release, and the third one both at once.
+        let after =
+            async |at| tokio::time::sleep(Duration::from_millis(if n % 3 == at { 40 } else { 0 })).await;
         let released = async {
-            if n % 3 == 0 {
-                tokio::time::sleep(Duration::from_millis(2)).await;
-            }
-            held.n1.detached(0, "data", &claim.1).await.unwrap();
+            after(0).await;
+            held.n1.detached(0, "data", &claim).await.unwrap();
         };
-        let (answer, ()) = tokio::join!(client.withdraw(name(&held.n2, "data", &call)), released);
+        let withdrawn_call = async {
+            after(1).await;
+            client.withdraw(name(&held.n2, "data", &call)).await
+        };
+        let (answer, ()) = tokio::join!(withdrawn_call, released);
         let is_taken = answer.unwrap().into_inner().taken;
         let due = if is_taken { vec![format!("n2/{call}")] } else { vec![] };
         assert_eq!(holders(&mut held.raw).await, due, "round {n}");
@@ -175,19 +184,15 @@ async fn withdraw_and_grant_have_one_outcome() {
         match is_taken {
             true => {
                 taken += 1;
-                let owed = csi_proto::cluster::v1::Owed {
-                    consumer: call.clone(),
-                    call: call.clone(),
-                    ..held.n2.owed("data", "")
-                };
+                let owed = Owed { consumer: call.clone(), call: call.clone(), ..held.n2.owed("data", "") };
                 held.n2.client(1).detached(owed).await.unwrap();
             }
             false => withdrawn += 1,
         }
-        claim.1 = held.n1.claim(0, "data").await.unwrap();
+        claim = held.n1.claim(0, "data").await.unwrap();
     }
     println!("taken {taken}, withdrawn {withdrawn}");
-    assert!(withdrawn > 0);
+    assert!(withdrawn > 0 && taken > 0);
 }
 
 #[tokio::test]
@@ -335,4 +340,158 @@ async fn queue_is_bounded() {
     let last = last.unwrap();
     assert_eq!((last.code, last.kind.as_str()), (Code::ResourceExhausted, "RateLimited"), "{last:?}");
     assert!(last.message.contains("1024"), "{}", last.message);
+}
+
+#[tokio::test]
+async fn attached_volume_goes_to_the_next_of_the_queue() {
+    let site = Site::start(2).await;
+    site.register("data", "single-node-writer").await;
+    let mut controller = Controller::start(&site, "c1", 1).await;
+    let (n1, _one) = user(&site, "n1", 0).await;
+    let (n2, _two) = user(&site, "n2", 1).await;
+    let mut raw = site.raw().await;
+    let (first, _) = tokio::join!(granted(&n1, 0, "web"), controller.publish());
+    enter(&n2, 1, "next").await;
+    end(&n1, 0, "web", &first.claim).await;
+    assert_eq!(queue(&mut raw).await, ["next"], "the volume is attached to the first node still");
+    controller.unpublish().await;
+    // The claim goes on without its caller.
+    let call = controller.called().await;
+    assert!(is_publish(&call) && node_id(&call) == "id of n2", "{call:?}");
+    assert_eq!((queue(&mut raw).await, holders(&mut raw).await), (vec![], vec!["n2/next".to_owned()]));
+    controller.end(&call, attached("/dev/y")).await;
+    let next = granted(&n2, 1, "next").await;
+    assert_eq!(next.publish_context["device"], "/dev/y");
+}
+
+#[tokio::test]
+async fn withdrawn_claim_that_is_pending_is_undone() {
+    let site = Site::start(2).await;
+    site.register("data", "single-node-writer").await;
+    let mut controller = Controller::start(&site, "c1", 1).await;
+    let (n1, _one) = user(&site, "n1", 0).await;
+    let (n2, _two) = user(&site, "n2", 1).await;
+    let mut raw = site.raw().await;
+    let asks = tokio::spawn({
+        let (mut client, ask) = (n1.client(0), waits(&n1, "data", "web"));
+        async move { client.claim(ask).await }
+    });
+    let call = controller.called().await;
+    enter(&n2, 1, "next").await;
+    let withdrawn = n1.client(1).withdraw(name(&n1, "data", "web")).await.unwrap().into_inner();
+    assert!(!withdrawn.taken);
+    assert!(!n1.client(0).withdraw(name(&n1, "data", "web")).await.unwrap().into_inner().taken);
+    controller.end(&call, attached("/dev/x")).await;
+    let undo = controller.called().await;
+    assert!(!is_publish(&undo) && node_id(&undo) == "id of n1", "{undo:?}");
+    assert_eq!(queue(&mut raw).await, ["next"], "the volume was granted before it was detached");
+    controller.end(&undo, How::Answer(Answer::default())).await;
+    asks.await.unwrap().expect_err("the claim was withdrawn");
+    let (next, _) = tokio::join!(granted(&n2, 1, "next"), controller.publish());
+    assert_eq!(holders(&mut raw).await, ["n2/next"]);
+    end(&n2, 1, "next", &next.claim).await;
+}
+
+#[tokio::test]
+async fn reader_does_not_overtake_a_waiting_writer() {
+    let site = Site::start(1).await;
+    let mut change = register("data", "single-node-writer");
+    let Some(What::Register(of)) = &mut change.what else { panic!() };
+    let readers =
+        Capability { access_mode: "multi-node-reader-only".into(), attachment_mode: "file-system".into() };
+    of.spec.as_mut().unwrap().capabilities.push(readers);
+    site.operator(0, "all").change(change).await.unwrap();
+    site.register("known", "single-node-writer").await;
+    let node = site.node("n1");
+    let _session = node.join(0).await;
+    node.claim(0, "known").await.unwrap();
+    let reads = |call: &str| ClaimAsk {
+        r#use: Some(Use {
+            mode: "read".into(),
+            access_mode: "multi-node-reader-only".into(),
+            attachment_mode: "file-system".into(),
+        }),
+        ..waits_briefly(&node, "data", call)
+    };
+    let mut raw = site.raw().await;
+    let mut client = node.client(0);
+    let first = client.claim(reads("r1")).await.unwrap().into_inner().claim;
+    client.claim(reads("r2")).await.unwrap();
+    enter(&node, 0, "writer").await;
+    for reader in ["r3", "r4"] {
+        assert!(is_queued(&client.claim(reads(reader)).await.unwrap_err()), "a reader overtook the writer");
+    }
+    end(&node, 0, "r1", &first).await;
+    assert_eq!(queue(&mut raw).await, ["writer", "r3", "r4"]);
+    // Without the writer both readers are granted in one transaction.
+    client.withdraw(name(&node, "data", "writer")).await.unwrap();
+    assert!(queue(&mut raw).await.is_empty());
+    let revisions: Vec<_> = raw.below(&format!("{DATA}/claim/")).await;
+    let revision = |consumer: &str| {
+        let key = format!("{DATA}/claim/n1/{consumer}");
+        revisions.iter().find(|kv| kv.key == key.as_bytes()).unwrap().mod_revision
+    };
+    assert_eq!(revision("r3"), revision("r4"));
+}
+
+/// Claims, holds and releases a volume again and again, at whichever server answers. Counts the holders.
+async fn work(node: Node, servers: usize, rounds: usize, holding: &AtomicUsize) {
+    let mut at = 0;
+    let mut _session = None;
+    for round in 0..rounds {
+        let call = format!("{} {round}", node.hello.journal_id);
+        let ask = ClaimAsk { call: call.clone(), queue_ms: 120_000, ..node.ask("data", "web") };
+        let begun = Instant::now();
+        let claim = loop {
+            assert!(begun.elapsed() < Duration::from_secs(100), "{call} was not granted");
+            match node.client(at).claim(ask.clone()).await {
+                Ok(granted) => break granted.into_inner().claim,
+                Err(status) if is_queued(&status) => {}
+                Err(status) => {
+                    let kind = Refusal::of(&status).kind;
+                    assert!(
+                        ["", "Unavailable", "PluginUnavailable", "Busy"].contains(&kind.as_str()),
+                        "{status:?}"
+                    );
+                    if ["", "Unavailable"].contains(&kind.as_str()) {
+                        at = (at + 1) % servers;
+                        if let Ok((First::Welcome(_), mut session)) = node.say_hello(at).await {
+                            session.report(csi_proto::cluster::v1::Attaches::No).await;
+                            _session = Some(session);
+                        }
+                    }
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            }
+        };
+        assert_eq!(holding.fetch_add(1, Ordering::SeqCst), 0, "two nodes have the volume");
+        tokio::time::sleep(Duration::from_millis(30)).await;
+        holding.fetch_sub(1, Ordering::SeqCst);
+        while node.detached(at, "data", &claim).await.is_err() {
+            at = (at + 1) % servers;
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn queue_survives_servers_that_are_killed() {
+    const ROUNDS: usize = 15;
+    let mut site = Site::start(2).await;
+    site.register("data", "single-node-writer").await;
+    let holding = AtomicUsize::new(0);
+    let nodes: Vec<Node> = (1..=4).map(|n| site.node(&format!("n{n}"))).collect();
+    let all = futures_util::future::join_all(nodes.into_iter().map(|node| work(node, 2, ROUNDS, &holding)));
+    let kills = async {
+        for n in 0..6 {
+            tokio::time::sleep(Duration::from_millis(700 + 130 * n)).await;
+            let server = (n % 2) as usize;
+            site.servers[server].kill();
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            site.servers[server] = site.start_server(server);
+        }
+    };
+    tokio::join!(all, kills);
+    let mut raw = site.raw().await;
+    assert!(queue(&mut raw).await.is_empty() && holders(&mut raw).await.is_empty());
 }
