@@ -474,14 +474,42 @@ async fn work(node: Node, servers: usize, rounds: usize, holding: &AtomicUsize) 
     }
 }
 
+const ROUNDS: usize = 15;
+
+/// Returns the work of four nodes.
+async fn works<'a>(site: &Site, holding: &'a AtomicUsize) -> impl Future<Output = Vec<()>> + use<'a> {
+    site.register("data", "single-node-writer").await;
+    let nodes: Vec<Node> = (1..=4).map(|n| site.node(&format!("n{n}"))).collect();
+    futures_util::future::join_all(nodes.into_iter().map(move |node| work(node, 2, ROUNDS, holding)))
+}
+
+async fn nothing_is_left(site: &Site) {
+    let mut raw = site.raw().await;
+    assert!(queue(&mut raw).await.is_empty() && holders(&mut raw).await.is_empty());
+}
+
+#[tokio::test]
+async fn queue_survives_the_end_of_etcds_leader() {
+    let mut site = Site::start_on(3, 2, "").await;
+    let holding = AtomicUsize::new(0);
+    let all = works(&site, &holding).await;
+    let leader = site.etcd.leader().await;
+    let kill = async {
+        tokio::time::sleep(Duration::from_millis(1500)).await;
+        // The other members are asked for what is left.
+        let mut killed = site.etcd.members.remove(leader);
+        killed.kill();
+        killed
+    };
+    let _killed = tokio::join!(all, kill);
+    nothing_is_left(&site).await;
+}
+
 #[tokio::test]
 async fn queue_survives_servers_that_are_killed() {
-    const ROUNDS: usize = 15;
     let mut site = Site::start(2).await;
-    site.register("data", "single-node-writer").await;
     let holding = AtomicUsize::new(0);
-    let nodes: Vec<Node> = (1..=4).map(|n| site.node(&format!("n{n}"))).collect();
-    let all = futures_util::future::join_all(nodes.into_iter().map(|node| work(node, 2, ROUNDS, &holding)));
+    let all = works(&site, &holding).await;
     let kills = async {
         for n in 0..6 {
             tokio::time::sleep(Duration::from_millis(700 + 130 * n)).await;
@@ -492,6 +520,5 @@ async fn queue_survives_servers_that_are_killed() {
         }
     };
     tokio::join!(all, kills);
-    let mut raw = site.raw().await;
-    assert!(queue(&mut raw).await.is_empty() && holders(&mut raw).await.is_empty());
+    nothing_is_left(&site).await;
 }

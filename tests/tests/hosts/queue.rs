@@ -2,11 +2,13 @@
 
 use std::path::Path;
 
-use csid_client::{CallOptions, Kind, MountOptions};
+use csi_proto::cluster::v1::Capability;
+use csi_proto::cluster::v1::change_ask::What;
+use csid_client::{AccessMode, CallOptions, Kind, MountOptions};
 use csid_tests::ask::*;
 use csid_tests::world::{World, eventually, refusal, world};
 
-use crate::site::Site;
+use crate::site::{Site, register};
 use crate::*;
 
 fn waits(seconds: u64) -> MountOptions {
@@ -181,6 +183,44 @@ fn killed_host_leaves_the_queue_at_its_start() {
         servers_have(&site, "data", &[]).await;
         mount_registered(&client, "data", "web").await.unwrap();
         unmount(&client, "data", "web").await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn one_of_two_waits_of_a_host_ends_alone() {
+    world(async |w| {
+        let site = one_server(&[]).await;
+        let mut change = register("data", "single-node-writer");
+        let Some(What::Register(of)) = &mut change.what else { panic!() };
+        let (access_mode, attachment_mode) = ("multi-node-reader-only".into(), "file-system".into());
+        of.spec.as_mut().unwrap().capabilities.push(Capability { access_mode, attachment_mode });
+        site.operator(0, "all").change(change).await.unwrap();
+        let (client, _link) = n1(w, &site).await;
+        let other = site.node("n2");
+        let _session = other.join(0).await;
+        let held = other.claim(0, "data").await.unwrap();
+        // Both are readers, so neither is in the other's way.
+        let reads = |operation: &str| MountOptions {
+            access_mode: Some(AccessMode::MultiNodeReaderOnly),
+            read_only: Some(true),
+            operation_id: Some(operation.into()),
+            ..waits(120)
+        };
+        let first = client.mount(NAMESPACE, "data", "a", reads("first"));
+        let second = client.mount(NAMESPACE, "data", "b", reads("second"));
+        let rest = async {
+            eventually("both wait", async || queue(&site).await.len() == 2).await;
+            client.cancel_operation("second").await.unwrap();
+            servers_queue(&site, &["n1/a"]).await;
+            other.detached(0, "data", &held).await.unwrap();
+        };
+        let (first, second, ()) = tokio::join!(first, second, rest);
+        assert_eq!(refusal(second).0, Kind::Cancelled);
+        first.unwrap();
+        servers_have(&site, "data", &["n1/a"]).await;
+        unmount(&client, "data", "a").await.unwrap();
+        servers_have(&site, "data", &[]).await;
         w.nothing_left(&client).await;
     });
 }

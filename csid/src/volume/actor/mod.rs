@@ -186,7 +186,9 @@ impl VolumeActor {
         let now = Instant::now();
         let is_next = |operation: &Operation| {
             let is_over = operation.work.waits_until().is_some_and(|until| until <= now);
-            operation.number >= from && (is_over || !self.is_behind(operation))
+            // The servers end what waits there and is not asked for.
+            let is_asked_for = operation.queued.is_some();
+            operation.number >= from && (is_over || is_asked_for || !self.is_behind(operation))
         };
         let Some(place) = self.waiting.iter().position(is_next) else {
             self.retry = None;
