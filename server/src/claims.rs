@@ -5,7 +5,6 @@ use std::time::Duration;
 use csi_proto::cluster::v1::{Accepted, ClaimAsk, ClaimChanged, Done, Granted, Owed, ReleaseAsk};
 use csi_proto::identity::{Identity, Role, is_member_name};
 use csid::error::{Obstacle, Step, shortened};
-use csid::random;
 use csid::store::registry::{Claim, ClaimState, Queued, Record, Registry, VolumeName};
 use csid::volume::rules::{self, ClaimEvent, ClaimNext, check_name};
 use csid::{Error, Kind};
@@ -15,21 +14,17 @@ use crate::cluster::{Cluster, is_in_state, meta_guard, node_guard, not_joined};
 use crate::controllers::plugin_guard;
 use crate::failure::{Result, ServerError};
 use crate::grants::May;
-use crate::queue::{self, LONGEST};
+use crate::queue;
 use crate::records::{Around, stepped};
 use crate::rows::{NodeRow, NodeState, PluginRow, Read};
-use crate::time::now_usec;
 use crate::view;
-use crate::wanted::{Place, TRIES, Tried, Wanted, busy, filter_of};
+use crate::wanted::{ATTACH, Found, QueuePlace, TRIES, Tried, Wanted, busy, filter_of};
 
 /// How long a caller waits for a release at most.
 const RELEASE: Duration = Duration::from_secs(60);
 
 /// The least time between two looks at the record of a claim whose caller waits.
 const ELSEWHERE: Duration = Duration::from_millis(150);
-
-/// How long a caller waits for a controller. A node gives a call up after 10 s.
-const ATTACH: Duration = Duration::from_secs(8);
 
 impl Cluster {
     /// Takes a claim, or finds it taken. `has_session`: the calling node has a session with this server. Where the plugin attaches, the
@@ -39,26 +34,31 @@ impl Cluster {
         let wanted = self.wanted(caller, ask, has_session)?;
         let begun = Instant::now();
         let deadline = begun + ATTACH;
-        let _asking = self.asks.begin(&wanted.claim.call, wanted.until);
+        // A clone of the node may know its calls.
+        let is_own = self.is_of_known_boot(&wanted).await?;
+        let _asking = is_own.then(|| self.asks.begin(&wanted.claim.call, wanted.until));
         let mut driven = self.subscribe_driven(&wanted.name);
-        // The name of the claim that waits for its controller.
-        let mut waits: Option<String> = None;
+        // The claim that waits, for its controller or in the queue.
+        let mut waits: Option<Found> = None;
         let mut tries = 0;
         while tries < TRIES {
             driven.borrow_and_update();
             // A claim that still waits costs no read of etcd.
-            let tried = match self.place_in_queue(&wanted).await? {
+            let place = if is_own { self.place_in_queue(&wanted).await? } else { None };
+            let tried = match place {
                 Some(place) => Ok(Tried::Queued(place)),
-                None => self.try_claim(&wanted, waits.as_deref()).await,
+                None => self.try_claim(&wanted, waits.as_ref()).await,
             };
-            if let Err(ServerError::Refused(_)) = &tried {
+            if let Err(ServerError::Refused(_)) = &tried
+                && is_own
+            {
                 self.leave_queue(&wanted).await?;
             }
             match tried? {
                 Tried::Granted(granted) => return Ok(*granted),
                 Tried::Changed => tries += 1,
                 Tried::Waits { id, error, revision } => {
-                    waits = Some(id);
+                    waits = Some(Found { id, in_queue: false });
                     if Instant::now() >= deadline {
                         return Err(not_yet(&wanted, error));
                     }
@@ -70,8 +70,8 @@ impl Cluster {
                         () = tokio::time::sleep_until(deadline) => {}
                     }
                 }
-                Tried::Queued(Place { id, error, revision }) => {
-                    waits = Some(id);
+                Tried::Queued(QueuePlace { id, error, revision }) => {
+                    waits = Some(Found { id, in_queue: true });
                     let answer = begun + wanted.answer;
                     if Instant::now() >= answer {
                         return Err(ServerError::Queued(error));
@@ -102,54 +102,8 @@ impl Cluster {
         }
     }
 
-    /// Checks a call, and makes the claim that it asks for.
-    fn wanted<'a>(&self, caller: &'a Identity, ask: ClaimAsk, has_session: bool) -> Result<Wanted<'a>> {
-        let name = rules::volume_name(&ask.namespace, &ask.volume)?;
-        let node = self.node_of(caller, &ask.node, &name.namespace)?;
-        check_name("call", &ask.call)?;
-        check_name("consumer", &ask.consumer)?;
-        let usage = ask.r#use.ok_or_else(|| Error::invalid("use is missing"))?;
-        let usage = rules::read_use(&usage.mode, &usage.access_mode, &usage.attachment_mode)?;
-        let credential = (!ask.credential.is_empty()).then_some(ask.credential);
-        if let Some(credential) = &credential {
-            rules::check_credential(&name.namespace, credential)?;
-        }
-        if caller.role == Role::Node && !has_session {
-            return Err(ServerError::Unavailable(format!("node {node} has no session with this server")));
-        }
-        let claim = Claim {
-            by_mount: ask.by_mount,
-            credential,
-            id: random::name(),
-            call: format!("{caller}/{}", ask.call),
-            since_usec: now_usec(),
-            ..rules::new_claim(&ask.consumer, &node, ask.uid, usage)
-        };
-        let until =
-            (ask.queue_ms != 0).then(|| Instant::now() + Duration::from_millis(ask.queue_ms).min(LONGEST));
-        let answer = match ask.answer_ms {
-            0 => ATTACH,
-            ms => Duration::from_millis(ms.into()).min(ATTACH),
-        };
-        Ok(Wanted { caller, name, node, boot: ask.boot, claim, until, answer })
-    }
-
-    /// Returns the node whose claim is meant, if the caller may claim for it.
-    fn node_of(&self, caller: &Identity, node: &str, namespace: &str) -> Result<String> {
-        let is_own = caller.role == Role::Node && (node.is_empty() || node == caller.name);
-        if is_own {
-            self.require(caller, namespace, May::Mount)?;
-            return Ok(caller.name.clone());
-        }
-        self.require(caller, namespace, May::ClaimFor)?;
-        match is_member_name(node) {
-            true => Ok(node.to_owned()),
-            false => Err(Error::invalid(format!("{:?} is not the name of a node", shortened(node))).into()),
-        }
-    }
-
-    /// Tries to take a claim once. `waits`: the name of the claim if an earlier try has written it.
-    async fn try_claim(&self, wanted: &Wanted<'_>, waits: Option<&str>) -> Result<Tried> {
+    /// Tries to take a claim once. `waits`: the claim if an earlier try has written it.
+    async fn try_claim(&self, wanted: &Wanted<'_>, waits: Option<&Found>) -> Result<Tried> {
         let Wanted { caller, name, node, boot, claim, .. } = wanted;
         let here = self.presence.here()?;
         let meta = self.normal().await?;
@@ -260,9 +214,10 @@ impl Cluster {
         &self,
         wanted: &Wanted<'_>,
         present: Option<&Claim>,
-        waits: Option<&str>,
+        waits: Option<&Found>,
     ) -> Option<ServerError> {
-        let (id, error) = match (present, waits) {
+        let in_queue = waits.is_some_and(|found| found.in_queue);
+        let (id, error) = match (present, waits.map(|found| found.id.as_str())) {
             (Some(claim), _) if claim.call == wanted.claim.call && claim.releasing && !claim.kept => {
                 (claim.id.as_str(), claim.error.clone())
             }
@@ -272,7 +227,7 @@ impl Cluster {
         };
         Some(self.failure(id).map(ServerError::from).unwrap_or_else(|| {
             let Wanted { name, claim, .. } = wanted;
-            if present.is_none() && wanted.until.is_some() {
+            if present.is_none() && in_queue {
                 let text = format!("{name}: the claim of {} does not wait any more", claim.consumer);
                 return Error::new(Kind::ClaimConflict, text).into();
             }

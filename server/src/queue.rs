@@ -27,14 +27,14 @@ use crate::failure::Result;
 use crate::grants::May;
 use crate::records::stepped;
 use crate::rows::NodeState;
-use crate::wanted::{Place, TRIES, Tried, Wanted, busy, filter_of};
+use crate::wanted::{QueuePlace, TRIES, Tried, Wanted, busy, filter_of};
 
+/// How old the last beat of a server is that is there. It writes one every 3 s.
+const BEAT: Duration = Duration::from_secs(10);
 /// The limit of claims of one volume that wait.
 const ENTRIES: usize = 1024;
 /// The entries that one transaction ends at most: each is up to three operations of 100.
 const MOST: usize = 24;
-/// The longest wait that a call may ask for. The same call asks for more of it.
-pub const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Returns the entry of a call. `None`: it has none.
 pub fn entry<'a>(record: &'a Record, call: &str) -> Option<&'a Queued> {
@@ -86,7 +86,7 @@ pub fn without(mut record: Record, call: &str) -> Record {
 
 impl Cluster {
     /// Returns the place of a call in the lists' queue, if this server keeps the entry and something is in its way. Reads no etcd.
-    pub(crate) async fn place_in_queue(&self, wanted: &Wanted<'_>) -> Result<Option<Place>> {
+    pub(crate) async fn place_in_queue(&self, wanted: &Wanted<'_>) -> Result<Option<QueuePlace>> {
         if !wanted.is_waiting() {
             return Ok(None);
         }
@@ -141,7 +141,7 @@ impl Cluster {
         drop(place_of_node);
         let Some(after) = after else { return Ok(Tried::Changed) };
         let id = self::entry(&after, &claim.call).map(|queued| queued.claim.id.clone());
-        Ok(Tried::Queued(Place { id: id.unwrap_or_default(), ..place(&after, claim, before, refusal) }))
+        Ok(Tried::Queued(QueuePlace { id: id.unwrap_or_default(), ..place(&after, claim, before, refusal) }))
     }
 
     /// Ends the entry of a call that was refused, as far as lists have it.
@@ -297,8 +297,13 @@ impl Cluster {
         if claim.keeper == self.presence.here()?.id {
             return Ok(self.asks.is_idle(&claim.call));
         }
+        if self.registry.since_beat(&claim.keeper).is_some_and(|since| since < BEAT) {
+            return Ok(false);
+        }
+        // Counted from when this server has seen no beat of that keeper.
         let key = RowKey::Server(claim.keeper.clone());
-        if self.rows.read(&key).await?.is_some() || !self.asks.is_idle(&claim.call) {
+        let is_idle = self.asks.is_idle(&format!("{} {}", claim.keeper, claim.call));
+        if !is_idle || self.rows.read(&key).await?.is_some() {
             return Ok(false);
         }
         guards.push(Guard { key, is: Expected::Absent });
@@ -364,8 +369,8 @@ impl Cluster {
 }
 
 /// Describes the place of a claim that waits.
-fn place(record: &Record, claim: &Claim, before: usize, refusal: ClaimRefusal) -> Place {
+fn place(record: &Record, claim: &Claim, before: usize, refusal: ClaimRefusal) -> QueuePlace {
     let mut error = rules::refused(refusal, &record.name, &claim.consumer);
     error.message += &format!("; it waits, and {before} claims wait before it");
-    Place { id: claim.id.clone(), error, revision: record.revision }
+    QueuePlace { id: claim.id.clone(), error, revision: record.revision }
 }

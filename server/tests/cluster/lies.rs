@@ -110,6 +110,9 @@ async fn lie_of_a_call_that_waits_is_refused() {
         assert_eq!(refused.code(), Code::InvalidArgument, "{lie}: {refused:?}");
     }
     queued(ask(1)).await;
+    let clone = ClaimAsk { boot: "of a clone".into(), queue_ms: 1, ..ask(1) };
+    assert_eq!(node.client(0).claim(clone).await.unwrap_err().code(), Code::Aborted);
+    assert_eq!(queue(&mut raw).await, 1, "a clone has ended the node's wait");
     let good = CallName {
         call: "call 1".into(),
         namespace: "default".into(),
