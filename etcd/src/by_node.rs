@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
-use csid::store::registry::{ClaimSet, VolumeName};
+use csid::store::registry::{ClaimSet, Queued, VolumeName};
 
 /// Claims by node.
 #[derive(Default)]
@@ -13,8 +13,16 @@ pub(crate) struct NodeIndex(BTreeMap<String, OfNode>);
 #[derive(Default)]
 struct OfNode {
     claims: usize,
+    /// The claims that wait.
+    queued: usize,
     /// The number of the node's claims of each volume, which is at least 1.
     volumes: BTreeMap<VolumeName, usize>,
+}
+
+impl OfNode {
+    fn is_empty(&self) -> bool {
+        self.claims == 0 && self.queued == 0
+    }
 }
 
 impl NodeIndex {
@@ -26,6 +34,25 @@ impl NodeIndex {
                 (Some(claim), None) => self.remove(name, &claim.node),
                 // The node is part of what a claim is known by.
                 _ => {}
+            }
+        }
+    }
+
+    /// Takes over a change of the claims of a volume that wait.
+    pub fn change_queue(&mut self, before: &[Queued], after: &[Queued]) {
+        if before.is_empty() && after.is_empty() {
+            return;
+        }
+        for queued in after {
+            self.0.entry(queued.claim.node.clone()).or_default().queued += 1;
+        }
+        for queued in before {
+            let node = &queued.claim.node;
+            if let Some(of_node) = self.0.get_mut(node) {
+                of_node.queued = of_node.queued.saturating_sub(1);
+                if of_node.is_empty() {
+                    self.0.remove(node);
+                }
             }
         }
     }
@@ -44,7 +71,7 @@ impl NodeIndex {
         if *count == 0 {
             of_node.volumes.remove(name);
         }
-        if of_node.claims == 0 {
+        if of_node.is_empty() {
             self.0.remove(node);
         }
     }
@@ -52,6 +79,11 @@ impl NodeIndex {
     /// Returns the number of a node's claims.
     pub fn claims(&self, node: &str) -> usize {
         self.0.get(node).map_or(0, |of_node| of_node.claims)
+    }
+
+    /// Returns the number of a node's claims that wait.
+    pub fn queued(&self, node: &str) -> usize {
+        self.0.get(node).map_or(0, |of_node| of_node.queued)
     }
 
     /// Returns the volumes that a node has claimed, by name, from a bound on.

@@ -231,6 +231,7 @@ impl Volumes {
         Arc::make_mut(volume).finish();
         self.held.change(&before.record, &volume.record);
         self.by_node.change(name, &before.record.claims, &volume.record.claims);
+        self.by_node.change_queue(&before.record.queue, &volume.record.queue);
         match volume.unreadable(keys) {
             Some(_) => self.unreadable.insert(name.clone()),
             None => self.unreadable.remove(name),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use csid::store::registry::{Attachment, Record, Swap, VolumeName, claim_changes};
+use csid::store::registry::{Attachment, Queued, Record, Swap, VolumeName, claim_changes};
 use prost::Message;
 use serde::{Deserialize, Serialize};
 
@@ -103,11 +103,13 @@ impl Change {
             parts.registration(before, after)?;
             parts.claims(before, after)?;
             parts.attachments(&before.attachments, &after.attachments)?;
+            parts.queue(&before.queue, &after.queue)?;
             let past_number = parts.past(swap)?;
             let external_id =
                 (!after.volume.handle.is_creating()).then(|| after.volume.handle.text().into_owned());
             let volume = (after.volume.plugin.clone(), external_id);
-            let head = Head { volume, past_number, driver: after.driver.clone(), change: id.clone() };
+            let (driver, serial) = (after.driver.clone(), after.serial);
+            let head = Head { volume, past_number, driver, serial, change: id.clone() };
             parts.put(&Part::Head, &head, limits::HEAD)?;
         }
         for guard in guards {
@@ -194,6 +196,22 @@ impl Parts<'_> {
         }
         for attachment in after.iter().filter(|attachment| !before.contains(attachment)) {
             self.put(&Part::attachment(attachment), attachment, limits::ATTACHMENT)?;
+        }
+        Ok(())
+    }
+
+    /// Both queues are in the order of their places.
+    fn queue(&mut self, before: &[Queued], after: &[Queued]) -> Result<(), EtcdError> {
+        let had = |queue: &'_ [Queued], serial: u64| {
+            queue.binary_search_by_key(&serial, |queued| queued.serial).ok()
+        };
+        for gone in before.iter().filter(|queued| had(after, queued.serial).is_none()) {
+            self.delete(&Part::Queue(gone.serial));
+        }
+        for queued in after {
+            if had(before, queued.serial).is_none_or(|at| before[at] != *queued) {
+                self.put(&Part::Queue(queued.serial), queued.claim.as_ref(), limits::CLAIM)?;
+            }
         }
         Ok(())
     }

@@ -62,6 +62,8 @@ pub(crate) enum Part {
     Attachment(String),
     /// The slot of a past claim.
     Past(u64),
+    /// The place of a claim that waits. Keys are in the order of the places.
+    Queue(u64),
     /// A key of a later version.
     Other(String),
 }
@@ -205,6 +207,7 @@ impl Part {
             Part::Claim(node, consumer) => format!("claim/{}/{}", segment(node), segment(consumer)),
             Part::Attachment(name) => format!("at/{name}"),
             Part::Past(slot) => format!("past/{slot:x}"),
+            Part::Queue(serial) => format!("queue/{serial:016x}"),
             Part::Other(name) => name.clone(),
         }
     }
@@ -219,6 +222,10 @@ impl Part {
             Some(("at", below)) => Some(Part::Attachment(below.into())),
             Some(("past", slot)) => {
                 u64::from_str_radix(slot, 16).ok().filter(|slot| *slot < PAST).map(Part::Past)
+            }
+            Some(("queue", place)) => {
+                let serial = u64::from_str_radix(place, 16).ok().map(Part::Queue);
+                serial.filter(|serial| serial.name() == name)
             }
             _ => None,
         };
@@ -353,6 +360,7 @@ mod tests {
             (Part::attachment(&Attachment::new("@", Leg::Present)), "at/%40"),
             (Part::attachment(&by_call), "at/@/i-1%2Fx"),
             (Part::Past(15), "past/f"),
+            (Part::Queue(26), "queue/000000000000001a"),
         ] {
             assert_eq!(shown(keys.part(&name(), &part)), format!("{below}{due}"));
             assert_eq!(keys.read(&keys.part(&name(), &part)), Some((name(), part)));
@@ -373,7 +381,8 @@ mod tests {
     #[test]
     fn key_of_a_later_version_is_kept_apart() {
         let keys = Keys::new("/csid/");
-        for (key, part) in [("queue/00a", "queue/00a"), ("past/10", "past/10"), ("claim/n", "claim/n")] {
+        for key in ["queue/00a", "queue/000000000000001A", "past/10", "claim/n"] {
+            let part = key;
             let read = keys.read(format!("/csid/v1/vol/n/v/{key}").as_bytes());
             assert_eq!(read.unwrap().1, Part::Other(part.into()));
         }

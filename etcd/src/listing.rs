@@ -294,6 +294,7 @@ mod tests {
                 past_number: 0,
                 change: String::new(),
                 driver: None,
+                serial: 0,
             });
             volumes.by_node.change(name, &ClaimSet::default(), &stored.record.claims);
             volumes.by_name.insert(name.clone(), stored.into());

@@ -131,6 +131,11 @@ impl EtcdRegistry {
         Ok(self.inner.volumes().await?.by_node.claims(node))
     }
 
+    /// Returns the number of a node's claims that wait.
+    pub async fn queued_of(&self, node: &str) -> Result<usize, EtcdError> {
+        Ok(self.inner.volumes().await?.by_node.queued(node))
+    }
+
     /// Returns the revision that lists have.
     pub async fn index(&self) -> Result<u64, EtcdError> {
         Ok(self.inner.volumes().await?.revision)

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use csid::store::registry::{Attachment, Claim, Driver, Record, Registration, VolumeName};
+use csid::store::registry::{Attachment, Claim, Driver, Queued, Record, Registration, VolumeName};
 use csid::store::rows::VolumeKey;
 use csid::store::volume_handle::VolumeHandle;
 use serde::de::DeserializeOwned;
@@ -25,9 +25,16 @@ pub(crate) struct Head {
     /// The server that calls a controller for the volume. `None`: none does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver: Option<Driver>,
+    /// The greatest place that the queue has had; 0: nothing has waited.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub serial: u64,
     /// The random name of the change that wrote this.
     #[serde(default)]
     pub change: String,
+}
+
+fn is_none(serial: &u64) -> bool {
+    *serial == 0
 }
 
 impl Head {
@@ -92,6 +99,7 @@ impl Stored {
             Part::Head => {
                 let head: Head = self.value(part, kv)?;
                 self.record.driver.clone_from(&head.driver);
+                self.record.serial = head.serial;
                 self.head = Some(head);
                 self.record.revision = revision;
             }
@@ -118,6 +126,14 @@ impl Stored {
                 let claim = Claim { modify_index: revision, ..self.value(part, kv)? };
                 self.past.insert(*slot, claim);
             }
+            Part::Queue(serial) => {
+                let claim: Claim = self.value(part, kv)?;
+                let queued = Queued { serial: *serial, claim: claim.into() };
+                match self.queued(*serial) {
+                    Ok(at) => self.record.queue[at] = queued,
+                    Err(at) => self.record.queue.insert(at, queued),
+                }
+            }
             Part::Other(_) => {}
         }
         Ok(())
@@ -131,6 +147,7 @@ impl Stored {
             Part::Head => {
                 self.head = None;
                 self.record.driver = None;
+                self.record.serial = 0;
                 self.record.revision = 0;
             }
             Part::Registration => self.record.registration = None,
@@ -143,6 +160,11 @@ impl Stored {
                 }
             }
             Part::Past(slot) => drop(self.past.remove(slot)),
+            Part::Queue(serial) => {
+                if let Ok(at) = self.queued(*serial) {
+                    self.record.queue.remove(at);
+                }
+            }
             Part::Other(_) => {}
         }
     }
@@ -195,6 +217,11 @@ impl Stored {
     /// The attachments are in the order of their keys.
     fn place(&self, part: &Part) -> Result<usize, usize> {
         self.record.attachments.binary_search_by(|at| Part::attachment(at).cmp(part))
+    }
+
+    /// The queue is in the order of its places.
+    fn queued(&self, serial: u64) -> Result<usize, usize> {
+        self.record.queue.binary_search_by_key(&serial, |queued| queued.serial)
     }
 
     fn value<T: Serialize + DeserializeOwned>(&mut self, part: &Part, kv: &KeyValue) -> Result<T, String> {

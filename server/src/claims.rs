@@ -5,8 +5,7 @@ use std::time::Duration;
 use csi_proto::cluster::v1::{Accepted, ClaimAsk, ClaimChanged, Done, Granted, Owed, ReleaseAsk};
 use csi_proto::identity::{Identity, Role, is_member_name};
 use csid::error::{Obstacle, Step, shortened};
-use csid::random;
-use csid::store::registry::{Claim, ClaimState, Record, RecordFilter, Registry, VolumeName};
+use csid::store::registry::{Claim, ClaimState, Queued, Record, Registry, VolumeName};
 use csid::volume::rules::{self, ClaimEvent, ClaimNext, check_name};
 use csid::{Error, Kind};
 use tokio::time::Instant;
@@ -15,64 +14,51 @@ use crate::cluster::{Cluster, is_in_state, meta_guard, node_guard, not_joined};
 use crate::controllers::plugin_guard;
 use crate::failure::{Result, ServerError};
 use crate::grants::May;
+use crate::queue;
 use crate::records::{Around, stepped};
 use crate::rows::{NodeRow, NodeState, PluginRow, Read};
-use crate::time::now_usec;
 use crate::view;
+use crate::wanted::{ATTACH, Found, QueuePlace, TRIES, Tried, Wanted, busy, filter_of};
 
-/// Tries of a change that others are faster with.
-const TRIES: usize = 64;
 /// How long a caller waits for a release at most.
 const RELEASE: Duration = Duration::from_secs(60);
 
 /// The least time between two looks at the record of a claim whose caller waits.
 const ELSEWHERE: Duration = Duration::from_millis(150);
 
-/// How long a caller waits for a controller. A node gives a call up after 10 s.
-const ATTACH: Duration = Duration::from_secs(8);
-
-/// What became of a try to take a claim.
-enum Tried {
-    Granted(Box<Granted>),
-    /// The record or a row has changed since it was read.
-    Changed,
-    /// The claim is written. It waits for its controller.
-    Waits {
-        id: String,
-        /// The last failure.
-        error: Option<String>,
-        /// The record's revision.
-        revision: u64,
-    },
-}
-
-/// The claim that a call asks for.
-struct Wanted<'a> {
-    caller: &'a Identity,
-    name: VolumeName,
-    node: String,
-    /// The boot of a calling node.
-    boot: String,
-    claim: Claim,
-}
-
 impl Cluster {
     /// Takes a claim, or finds it taken. `has_session`: the calling node has a session with this server. Where the plugin attaches, the
-    /// caller waits for the controller's answer. When that takes too long the claim goes on, and the same call finds it.
+    /// caller waits for the controller's answer. When that takes too long the claim goes on, and the same call finds it. Where others are in
+    /// the way, the call waits in the queue, if it asks for that.
     pub async fn claim(&self, caller: &Identity, ask: ClaimAsk, has_session: bool) -> Result<Granted> {
         let wanted = self.wanted(caller, ask, has_session)?;
-        let deadline = Instant::now() + ATTACH;
+        let begun = Instant::now();
+        let deadline = begun + ATTACH;
+        // A clone of the node may know its calls.
+        let is_own = self.is_of_known_boot(&wanted).await?;
+        let _asking = is_own.then(|| self.asks.begin(&wanted.claim.call, wanted.until));
         let mut driven = self.subscribe_driven(&wanted.name);
-        // The name of the claim that waits for its controller.
-        let mut waits: Option<String> = None;
+        // The claim that waits, for its controller or in the queue.
+        let mut waits: Option<Found> = None;
         let mut tries = 0;
         while tries < TRIES {
             driven.borrow_and_update();
-            match self.try_claim(&wanted, waits.as_deref()).await? {
+            // A claim that still waits costs no read of etcd.
+            let place = if is_own { self.place_in_queue(&wanted).await? } else { None };
+            let tried = match place {
+                Some(place) => Ok(Tried::Queued(place)),
+                None => self.try_claim(&wanted, waits.as_ref()).await,
+            };
+            if let Err(ServerError::Refused(_)) = &tried
+                && is_own
+            {
+                self.leave_queue(&wanted).await?;
+            }
+            match tried? {
                 Tried::Granted(granted) => return Ok(*granted),
                 Tried::Changed => tries += 1,
                 Tried::Waits { id, error, revision } => {
-                    waits = Some(id);
+                    waits = Some(Found { id, in_queue: false });
                     if Instant::now() >= deadline {
                         return Err(not_yet(&wanted, error));
                     }
@@ -84,6 +70,19 @@ impl Cluster {
                         () = tokio::time::sleep_until(deadline) => {}
                     }
                 }
+                Tried::Queued(QueuePlace { id, error, revision }) => {
+                    waits = Some(Found { id, in_queue: true });
+                    let answer = begun + wanted.answer;
+                    if Instant::now() >= answer {
+                        return Err(ServerError::Queued(error));
+                    }
+                    let until = wanted.until.map_or(answer, |until| until.min(answer));
+                    tokio::select! {
+                        _ = driven.changed() => {}
+                        changed = self.changed_elsewhere(&wanted.name, revision) => changed?,
+                        () = tokio::time::sleep_until(until) => {}
+                    }
+                }
             }
         }
         Err(busy(&wanted.name))
@@ -91,13 +90,7 @@ impl Cluster {
 
     /// Waits until lists have another record under this name. Only the lists are read, and no etcd.
     async fn changed_elsewhere(&self, name: &VolumeName, revision: u64) -> Result<()> {
-        let VolumeName { namespace, volume } = name.clone();
-        let filter = RecordFilter {
-            namespace: Some(namespace),
-            volume: Some(volume),
-            most: 1,
-            ..RecordFilter::default()
-        };
+        let filter = filter_of(name);
         loop {
             let (records, index) = self.registry.records(filter.clone()).await?;
             let listed = records.first().map_or(0, |record| record.revision);
@@ -109,54 +102,9 @@ impl Cluster {
         }
     }
 
-    /// Checks a call, and makes the claim that it asks for.
-    fn wanted<'a>(&self, caller: &'a Identity, ask: ClaimAsk, has_session: bool) -> Result<Wanted<'a>> {
-        let name = rules::volume_name(&ask.namespace, &ask.volume)?;
-        let node = self.node_of(caller, &ask.node, &name.namespace)?;
-        check_name("call", &ask.call)?;
-        check_name("consumer", &ask.consumer)?;
-        let usage = ask.r#use.ok_or_else(|| Error::invalid("use is missing"))?;
-        let usage = rules::read_use(&usage.mode, &usage.access_mode, &usage.attachment_mode)?;
-        if ask.queue_ms != 0 {
-            return Err(
-                Error::new(Kind::NotSupported, "queue-ms is not 0, and servers have no queue yet").into()
-            );
-        }
-        let credential = (!ask.credential.is_empty()).then_some(ask.credential);
-        if let Some(credential) = &credential {
-            rules::check_credential(&name.namespace, credential)?;
-        }
-        if caller.role == Role::Node && !has_session {
-            return Err(ServerError::Unavailable(format!("node {node} has no session with this server")));
-        }
-        let claim = Claim {
-            by_mount: ask.by_mount,
-            credential,
-            id: random::name(),
-            call: format!("{caller}/{}", ask.call),
-            since_usec: now_usec(),
-            ..rules::new_claim(&ask.consumer, &node, ask.uid, usage)
-        };
-        Ok(Wanted { caller, name, node, boot: ask.boot, claim })
-    }
-
-    /// Returns the node whose claim is meant, if the caller may claim for it.
-    fn node_of(&self, caller: &Identity, node: &str, namespace: &str) -> Result<String> {
-        let is_own = caller.role == Role::Node && (node.is_empty() || node == caller.name);
-        if is_own {
-            self.require(caller, namespace, May::Mount)?;
-            return Ok(caller.name.clone());
-        }
-        self.require(caller, namespace, May::ClaimFor)?;
-        match is_member_name(node) {
-            true => Ok(node.to_owned()),
-            false => Err(Error::invalid(format!("{:?} is not the name of a node", shortened(node))).into()),
-        }
-    }
-
-    /// Tries to take a claim once. `waits`: the name of the claim if an earlier try has written it.
-    async fn try_claim(&self, wanted: &Wanted<'_>, waits: Option<&str>) -> Result<Tried> {
-        let Wanted { caller, name, node, boot, claim } = wanted;
+    /// Tries to take a claim once. `waits`: the claim if an earlier try has written it.
+    async fn try_claim(&self, wanted: &Wanted<'_>, waits: Option<&Found>) -> Result<Tried> {
+        let Wanted { caller, name, node, boot, claim, .. } = wanted;
         let here = self.presence.here()?;
         let meta = self.normal().await?;
         let row = self.node(node).await?;
@@ -187,12 +135,27 @@ impl Cluster {
             }
         }
         let present = record.claim_at(&claim.consumer, node);
-        if let Some(error) = self.rolled_back(wanted, present, waits) {
+        let entry = queue::entry(&record, &claim.call);
+        if entry.is_none()
+            && let Some(error) = self.rolled_back(wanted, present, waits)
+        {
             return Err(error);
         }
-        let claims = around.claims(&record, node);
-        let (after, next) = rules::step(&claims, ClaimEvent::Claim(claim.clone()))
-            .map_err(|refusal| rules::refused(refusal, name, &claim.consumer))?;
+        if entry.is_some_and(|entry| !queue::is_same(&entry.claim, claim)) {
+            return Err(Error::invalid("the call waits in the queue for another claim").into());
+        }
+        if present.is_none() && self.asks.is_withdrawn(&claim.call) {
+            return Err(Error::new(Kind::Cancelled, "the call was withdrawn").into());
+        }
+        let mut claims = around.claims(&record, node);
+        claims.ahead = queue::ahead(&record, entry, claim);
+        let of_entry = entry.map_or_else(|| claim.clone(), |entry| Claim::clone(&entry.claim));
+        let (after, next) = match rules::step(&claims, ClaimEvent::Claim(of_entry)) {
+            Err(refusal) if queue::is_waited_for(&refusal) && wanted.is_waiting() => {
+                return self.enqueue(wanted, &record, guards, refusal).await;
+            }
+            stepped => stepped.map_err(|refusal| rules::refused(refusal, name, &claim.consumer))?,
+        };
         let is_old = next != ClaimNext::Taken
             && (self.has_changed(node, &row).await? || self.has_changed_plugin(plugin, &around).await?);
         if is_old {
@@ -212,19 +175,29 @@ impl Cluster {
             ClaimNext::Unseen => return Err(no_node_id(node, &record, &around)),
             _ => true,
         };
-        let mut after = stepped(&record, after);
+        let mut after = queue::without(stepped(&record, after), &claim.call);
         if let ClaimNext::Run(effect) = &next {
             rules::enter_attach_secrets(&mut after, effect, false);
+        }
+        if let Some(of) = after.claims.get_mut_at(&claim.consumer, node)
+            && of.call == claim.call
+        {
+            match of.state {
+                ClaimState::Pending => of.keeper.clone_from(&here.id),
+                _ if present.is_none() => of.keeper.clear(),
+                _ => {}
+            }
         }
         let after = match after == record {
             // Nothing is written. The rows are compared all the same: a fence or a recovery may have come since they were read.
             true => self.hold(&guards).await?.then_some(after),
             false => {
-                let _place = match present {
-                    None => Some(self.place(node).await?),
-                    Some(_) => None,
+                // What waits has its place already.
+                let _place = match present.is_none() && entry.is_none() {
+                    true => Some(self.place(node).await?),
+                    false => None,
                 };
-                self.swap(&record, after, guards).await?
+                self.swap_granting(&record, after, guards).await?
             }
         };
         let Some(after) = after else { return Ok(Tried::Changed) };
@@ -241,9 +214,10 @@ impl Cluster {
         &self,
         wanted: &Wanted<'_>,
         present: Option<&Claim>,
-        waits: Option<&str>,
+        waits: Option<&Found>,
     ) -> Option<ServerError> {
-        let (id, error) = match (present, waits) {
+        let in_queue = waits.is_some_and(|found| found.in_queue);
+        let (id, error) = match (present, waits.map(|found| found.id.as_str())) {
             (Some(claim), _) if claim.call == wanted.claim.call && claim.releasing && !claim.kept => {
                 (claim.id.as_str(), claim.error.clone())
             }
@@ -252,8 +226,12 @@ impl Cluster {
             _ => return None,
         };
         Some(self.failure(id).map(ServerError::from).unwrap_or_else(|| {
-            let why = error.unwrap_or_else(|| "it was released meanwhile".to_owned());
             let Wanted { name, claim, .. } = wanted;
+            if present.is_none() && in_queue {
+                let text = format!("{name}: the claim of {} does not wait any more", claim.consumer);
+                return Error::new(Kind::ClaimConflict, text).into();
+            }
+            let why = error.unwrap_or_else(|| "it was released meanwhile".to_owned());
             let text = format!("{name}: the claim of {} was rolled back: {why}", claim.consumer);
             Error::new(Kind::PluginError, text).with(|details| details.step = Some(Step::Attach)).into()
         }))
@@ -275,7 +253,7 @@ impl Cluster {
     }
 
     /// Refuses a call of another boot than the one that has joined, such as a clone's. `false`: the row has changed since it was read.
-    async fn is_of_boot(&self, node: &str, row: &Read<NodeRow>, boot: &str) -> Result<bool> {
+    pub(crate) async fn is_of_boot(&self, node: &str, row: &Read<NodeRow>, boot: &str) -> Result<bool> {
         if row.value.boot == boot {
             return Ok(true);
         }
@@ -301,20 +279,34 @@ impl Cluster {
         let call = (!owed.call.is_empty()).then(|| format!("{caller}/{}", owed.call));
         let is_meant =
             |claim: &&Claim| (is_named && claim.id == owed.claim) || call.as_ref() == Some(&claim.call);
+        let waits = |queued: &Queued| queued.claim.node == caller.name && is_meant(&queued.claim.as_ref());
         let node = &caller.name;
         for _ in 0..TRIES {
             let here = self.presence.here()?;
             let meta = self.meta().await?;
             let row = self.unblocked(node).await?;
             let record = self.registry.record(name.clone()).await?;
-            let Some(claim) = record.claim_at(&owed.consumer, node).filter(is_meant) else {
+            let claim = record.claim_at(&owed.consumer, node).filter(is_meant);
+            if claim.is_none() && !record.queue.iter().any(waits) {
                 // It ended before. A claim of a later call has another id, and stays.
                 return Ok(Accepted {});
-            };
+            }
             let Some(row) = row else { return Err(not_joined(node)) };
             if !self.is_of_boot(node, &row, &owed.boot).await? {
                 continue;
             }
+            let plugin = &record.volume.plugin;
+            let around = self.around_row(&record, Some(row.clone())).await?;
+            let of_plugin = plugin_guard(plugin, around.plugin.as_ref());
+            let guards = vec![meta_guard(&meta), node_guard(node, &row), of_plugin, here.guard()];
+            let Some(claim) = claim else {
+                let mut after = record.clone();
+                after.queue.retain(|queued| !waits(queued));
+                if self.swap_granting(&record, after, guards).await?.is_some() {
+                    return Ok(Accepted {});
+                }
+                continue;
+            };
             let is_other = |other: &Claim| {
                 other.node == *node && other.consumer != owed.consumer && other.state == ClaimState::Taken
             };
@@ -326,13 +318,9 @@ impl Cluster {
                 return Ok(Accepted {});
             }
             let event = ClaimEvent::Detached { consumer: owed.consumer.clone() };
-            let plugin = &record.volume.plugin;
-            let around = self.around_row(&record, Some(row.clone())).await?;
             let after = rules::step(&around.claims(&record, node), event);
             let (after, _) = after.map_err(|refusal| rules::refused(refusal, &name, &owed.consumer))?;
-            let of_plugin = plugin_guard(plugin, around.plugin.as_ref());
-            let guards = vec![meta_guard(&meta), node_guard(node, &row), of_plugin, here.guard()];
-            if self.swap(&record, stepped(&record, after), guards).await?.is_some() {
+            if self.swap_granting(&record, stepped(&record, after), guards).await?.is_some() {
                 self.wake(&name);
                 return Ok(Accepted {});
             }
@@ -417,7 +405,7 @@ impl Cluster {
             }
             refused?;
             let after = stepped(&record, claims);
-            if after == record || self.swap(&record, after, guards).await?.is_some() {
+            if after == record || self.swap_granting(&record, after, guards).await?.is_some() {
                 if ask.force {
                     tracing::warn!(%caller, volume = %name, node = ask.node, consumer = ask.consumer, "a claim was ended by force");
                 }
@@ -505,10 +493,6 @@ pub fn by_force(record: &Record, node: &str, consumer: &str) -> ClaimEvent {
         Some(_) => ClaimEvent::Detached { consumer },
         None => ClaimEvent::Forget { consumer },
     }
-}
-
-pub fn busy(name: &VolumeName) -> ServerError {
-    Error::new(Kind::Busy, format!("the record of {name} changed {TRIES} times meanwhile")).into()
 }
 
 fn unseen(node: &str, plugin: &str) -> ServerError {

@@ -9,6 +9,7 @@ use csid::{Error, Kind};
 use csid_etcd::{EtcdRegistry, Expected, Guard, RowKey, RowStore, Written};
 use tokio::sync::{mpsc, watch};
 
+use crate::asks::Asks;
 use crate::certificates::Certificates;
 use crate::config::Config;
 use crate::failure::{Result, ServerError};
@@ -30,6 +31,8 @@ pub struct Cluster {
     pub rows: RowStore,
     pub presence: Presence,
     pub certificates: Certificates,
+    /// The calls of callers that wait for claims.
+    pub asks: Asks,
     known: Mutex<Known>,
     /// New claims of each node that are being written.
     writing: Mutex<HashMap<String, usize>>,
@@ -80,13 +83,14 @@ impl Cluster {
     ) -> Self {
         let rows = registry.rows();
         let (known, writing, others, failures) = Default::default();
-        let driven = Mutex::default();
+        let (driven, asks) = Default::default();
         Cluster {
             config,
             registry,
             rows,
             presence,
             certificates,
+            asks,
             known,
             writing,
             others,
@@ -149,11 +153,14 @@ impl Cluster {
         };
         let place = Writing { cluster: self, node };
         // A claim that was written meanwhile may count twice. The caller repeats the call then.
-        let count = self.registry.claims_of(node).await? + had;
+        let queued = self.registry.queued_of(node).await?;
+        let count = self.registry.claims_of(node).await? + queued + had;
         match count >= self.config.max_claims {
             true => {
-                let text =
-                    format!("node {node} has {count} claims, and the limit is {}", self.config.max_claims);
+                let text = format!(
+                    "node {node} has {count} claims, {queued} of which wait, and the limit is {}",
+                    self.config.max_claims
+                );
                 Err(Error::new(Kind::RateLimited, text).into())
             }
             false => Ok(place),

@@ -261,6 +261,16 @@ impl Driving {
         let record = self.cluster.registry.record(name.clone()).await?;
         memory.seen = record.revision;
         let guards = vec![meta_guard(&meta), here.guard()];
+        if !record.queue.is_empty() {
+            // It takes no controller, so any server does it.
+            let mut guards = guards.clone();
+            let after = self.cluster.tend_queue(&record, &mut guards).await?;
+            if after != record {
+                self.cluster.swap(&record, after, guards).await?;
+                self.cluster.was_driven(name);
+                return Ok(Turn::Again);
+            }
+        }
         if record.driver.as_ref().is_none_or(|driver| !driver.server.is_empty()) {
             // What a server calls now may get no answer, either. It has a time of its own.
             memory.awaited = None;
@@ -296,10 +306,12 @@ impl Driving {
                 continue;
             }
             let around = self.cluster.around(&record, &claim.node).await?;
-            let is_unwanted = claim.state == ClaimState::Pending
-                && (!is_ready(&around) || self.has_left(&claim.node).await?);
-            let (after, next) = next_step(&record, claim, &around, is_unwanted)?;
             let mut guards = guards.clone();
+            let is_unwanted = claim.state == ClaimState::Pending
+                && (!is_ready(&around)
+                    || self.has_left(&claim.node).await?
+                    || self.cluster.is_forsaken(claim, &mut guards).await?);
+            let (after, next) = next_step(&record, claim, &around, is_unwanted)?;
             guards.extend(around.node.as_ref().map(|row| node_guard(&claim.node, row)));
             guards.push(plugin_guard(&record.volume.plugin, around.plugin.as_ref()));
             match (next, host) {
@@ -338,7 +350,7 @@ impl Driving {
                     return Ok(Turn::Again);
                 }
                 _ if after != record => {
-                    self.cluster.swap(&record, after, guards).await?;
+                    self.cluster.swap_granting(&record, after, guards).await?;
                     self.cluster.was_driven(&record.name);
                     return Ok(Turn::Again);
                 }
@@ -354,7 +366,8 @@ impl Driving {
             return Ok(Turn::Again);
         }
         // The host's next session ends the rest, and so does a change of the record. A pending claim's node may leave meanwhile.
-        let is_pending = record.claims.iter().any(|claim| claim.state == ClaimState::Pending);
+        let is_pending =
+            !record.queue.is_empty() || record.claims.iter().any(|claim| claim.state == ClaimState::Pending);
         let reasons = [pause, may_run.filter(|_| is_bound), is_pending.then_some(NOTHING)];
         let rest = reasons.into_iter().flatten().min().unwrap_or(NOTHING);
         // A task that waits for long would have the place of another volume's.
@@ -532,7 +545,7 @@ impl Driving {
             guards.extend(around.node.as_ref().map(|row| node_guard(&ready.effect.node, row)));
             guards.push(plugin_guard(&record.volume.plugin, around.plugin.as_ref()));
             let rolled_back = rolled_back(&record, &after, &ready.effect);
-            if self.cluster.swap(&record, after, guards).await?.is_some() {
+            if self.cluster.swap_granting(&record, after, guards).await?.is_some() {
                 if let (Some(id), Some(error)) = (rolled_back, &of.error) {
                     self.cluster.note_failure(&id, error.clone());
                 }
@@ -544,9 +557,9 @@ impl Driving {
     }
 }
 
-/// Returns whether a controller may have to be called for a volume.
+/// Returns whether a controller may have to be called for a volume, or claims wait.
 fn is_due(record: &Record) -> bool {
-    record.driver.is_some() || due(record).next().is_some()
+    record.driver.is_some() || !record.queue.is_empty() || due(record).next().is_some()
 }
 
 /// Returns the claims that may need a controller's call, those that end first.
@@ -623,6 +636,9 @@ fn ended(
     let mut after = stepped(record, after);
     if let Some(claim) = after.claims.get_mut_at(&consumer, &effect.node) {
         claim.error = of.error.as_ref().map(|error| error.message.clone());
+        if claim.state == ClaimState::Taken {
+            claim.keeper.clear();
+        }
     }
     if let Some(context) = &of.context
         && let Some(at) = after.attachments.iter_mut().find(|at| at.node == effect.node)

@@ -20,6 +20,9 @@ const MESSAGE: usize = 2048;
 pub enum ServerError {
     #[error(transparent)]
     Refused(#[from] Error),
+    /// The claim waits in the queue. The same call asks for it again.
+    #[error(transparent)]
+    Queued(Error),
     /// This server cannot follow etcd, or is about to stop.
     #[error("{0}")]
     Unavailable(String),
@@ -42,7 +45,7 @@ impl ServerError {
             ServerError::Refused(error) => error.kind == Kind::Unavailable,
             ServerError::Unavailable(_) => true,
             ServerError::Etcd(error) => is_away(error),
-            ServerError::Row(_) => false,
+            ServerError::Row(_) | ServerError::Queued(_) => false,
         }
     }
 
@@ -75,6 +78,10 @@ impl From<ServerError> for Status {
     fn from(error: ServerError) -> Self {
         let (code, failure) = match error {
             ServerError::Refused(error) => refused(error),
+            ServerError::Queued(error) => {
+                let (code, failure) = refused(error);
+                (code, Failure { queued: true, ..failure })
+            }
             ServerError::Unavailable(message) => unavailable(message),
             ServerError::Etcd(error) if is_away(&error) => {
                 // It names etcd's members, which are none of the callers' business.
@@ -134,6 +141,7 @@ fn refused(error: Error) -> (Code, Failure) {
         retryable: error.details.retryable,
         holders: holders.map(|holder| shortened(holder).into_owned()).collect(),
         step: error.details.step.map(|step| step.name().to_owned()).unwrap_or_default(),
+        queued: false,
     };
     (code, failure)
 }

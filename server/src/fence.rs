@@ -6,12 +6,13 @@ use csid::volume::rules;
 use csid::{Error, Kind};
 use csid_etcd::{ClaimInList, ListFilter};
 
-use crate::claims::{busy, by_force};
+use crate::claims::by_force;
 use crate::cluster::{Cluster, meta_guard, node_guard, not_joined};
 use crate::controllers::plugin_guard;
 use crate::failure::Result;
 use crate::records::stepped;
 use crate::rows::{NodeRow, Read};
+use crate::wanted::busy;
 
 /// Claims that are read together.
 const CLAIMS: usize = 500;
@@ -80,7 +81,7 @@ impl Cluster {
             let (after, _) = stepped_on.map_err(|refusal| rules::refused(refusal, name, consumer))?;
             let of_plugin = plugin_guard(&record.volume.plugin, around.plugin.as_ref());
             let guards = vec![meta_guard(&meta), node_guard(node, &row), of_plugin, here.guard()];
-            if self.swap(&record, stepped(&record, after), guards).await?.is_some() {
+            if self.swap_granting(&record, stepped(&record, after), guards).await?.is_some() {
                 self.wake(name);
                 return Ok(true);
             }

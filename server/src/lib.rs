@@ -15,6 +15,7 @@
 
 mod access;
 mod admin;
+mod asks;
 mod audit;
 mod certificates;
 mod claims;
@@ -33,6 +34,7 @@ mod nodes;
 mod pace;
 mod presence;
 mod program;
+mod queue;
 mod records;
 mod rows;
 mod servers;
@@ -41,5 +43,6 @@ mod sessions;
 mod time;
 mod view;
 mod volumes;
+mod wanted;
 
 pub use program::main;

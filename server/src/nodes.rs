@@ -210,7 +210,7 @@ impl Cluster {
         shown.map_err(|error| if error.is_unavailable() { uncertain(node) } else { error })
     }
 
-    async fn has_sessions(&self, node: &str) -> Result<bool> {
+    pub async fn has_sessions(&self, node: &str) -> Result<bool> {
         Ok(!self.rows.list(&Rows::Sessions { node: node.to_owned() }, 1).await?.is_empty())
     }
 

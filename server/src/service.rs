@@ -9,8 +9,8 @@ use csi_proto::cluster::v1::cluster_server::Cluster as Calls;
 use csi_proto::cluster::v1::from_node::Is as From;
 use csi_proto::cluster::v1::to_node::Is as To;
 use csi_proto::cluster::v1::{
-    Accepted, ChangeAsk, ClaimAsk, ClaimPage, Done, FromNode, Granted, Hello, ListAsk, Owed, Plugins,
-    ReleaseAsk, ToNode, VolumeAsk, VolumePage, VolumeRow,
+    Accepted, CallName, ChangeAsk, ClaimAsk, ClaimPage, Done, FromNode, Granted, Hello, ListAsk, Owed,
+    Plugins, ReleaseAsk, ToNode, VolumeAsk, VolumePage, VolumeRow, Withdrawn,
 };
 use csi_proto::identity::{Identity, Role};
 use csid::error::shortened;
@@ -83,6 +83,11 @@ impl Calls for Service {
         let caller = self.cluster.caller(&request)?;
         let has_session = caller.role == Role::Node && self.sessions.has(&caller.name);
         Ok(Response::new(self.cluster.claim(&caller, request.into_inner(), has_session).await?))
+    }
+
+    async fn withdraw(&self, request: Request<CallName>) -> Result<Response<Withdrawn>, Status> {
+        let caller = self.cluster.caller(&request)?;
+        Ok(Response::new(self.cluster.withdraw(&caller, request.into_inner()).await?))
     }
 
     async fn detached(&self, request: Request<Owed>) -> Result<Response<Accepted>, Status> {

@@ -1,6 +1,6 @@
 //! Records as callers see them.
 
-use csi_proto::cluster::v1::{ClaimInList, ClaimRow, Spec, Use, VolumeRow};
+use csi_proto::cluster::v1::{ClaimInList, ClaimRow, QueueRow, Spec, Use, VolumeRow};
 use csi_proto::identity::{Identity, Role};
 use csid::cluster::rows::write_spec;
 use csid::error::cut;
@@ -11,6 +11,9 @@ use csid_etcd::ClaimInList as ClaimOfList;
 /// Claims in a volume's row at most: for operators, and for others. A node needs its own ones, and takes 128 KiB.
 const OPERATORS_CLAIMS: usize = 256;
 const CLAIMS: usize = 64;
+/// The same of claims that wait.
+const OPERATORS_QUEUE: usize = 64;
+const QUEUE: usize = 16;
 /// The limit of a claim's error, in bytes.
 const ERROR: usize = 512;
 
@@ -21,7 +24,10 @@ pub fn row(record: &Record, caller: &Identity) -> VolumeRow {
     let is_own = |claim: &Claim| is_own(claim, caller);
     let is_holder = record.claims.iter().any(is_own);
     let handle = &record.volume.handle;
-    let most = if caller.role == Role::Operator { OPERATORS_CLAIMS } else { CLAIMS };
+    let (most, queued) = match caller.role {
+        Role::Operator => (OPERATORS_CLAIMS, OPERATORS_QUEUE),
+        Role::Node | Role::Server => (CLAIMS, QUEUE),
+    };
     let count = record.claims.len();
     let is_whole = count <= most;
     let own = record.claims.iter().filter(|claim| is_whole || is_own(claim));
@@ -44,7 +50,23 @@ pub fn row(record: &Record, caller: &Identity) -> VolumeRow {
         revision: record.revision,
         claim_count: u64::try_from(count).unwrap_or(u64::MAX),
         capacity: registration.and_then(|of| of.capacity).unwrap_or(0),
+        queue: record.queue.iter().take(queued).map(|queued| queue_row(&queued.claim)).collect(),
+        queue_count: u64::try_from(record.queue.len()).unwrap_or(u64::MAX),
     }
+}
+
+fn queue_row(claim: &Claim) -> QueueRow {
+    QueueRow {
+        node: claim.node.clone(),
+        consumer: claim.consumer.clone(),
+        r#use: Some(use_of(claim)),
+        since_usec: claim.since_usec,
+    }
+}
+
+fn use_of(claim: &Claim) -> Use {
+    let [mode, access_mode, attachment_mode] = words_of(claim.usage).map(str::to_owned);
+    Use { mode, access_mode, attachment_mode }
 }
 
 /// Returns a claim as this caller may see it, with its volume. Who uses it and what keeps it up are for operators and its own node.
@@ -73,12 +95,11 @@ pub fn claim_in_list(of: &ClaimOfList, caller: &Identity) -> ClaimInList {
 }
 
 fn claim_row(claim: &Claim, caller: &Identity) -> ClaimRow {
-    let [mode, access_mode, attachment_mode] = words_of(claim.usage).map(str::to_owned);
     let calls_of_own = format!("{caller}/");
     ClaimRow {
         node: claim.node.clone(),
         consumer: claim.consumer.clone(),
-        r#use: Some(Use { mode, access_mode, attachment_mode }),
+        r#use: Some(use_of(claim)),
         state: state(claim.state).to_owned(),
         releasing: claim.releasing,
         claim: if is_own(claim, caller) { claim.id.clone() } else { String::new() },

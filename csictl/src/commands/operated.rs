@@ -40,7 +40,11 @@ pub async fn volume(servers: &Servers, command: Volume, json: bool, tried: &mut 
             let shown = rows::volume(&row);
             match json {
                 true => print_json(&of_cluster(&shown, &row)?)?,
-                false => print(&output::volume(&shown))?,
+                false => print(&format!("{}{}", output::volume(&shown), output::queue(&row)))?,
+            }
+            if row.queue_count > row.queue.len() as u64 {
+                let (shown, all) = (row.queue.len(), row.queue_count);
+                servers.warn_of_list(&format!("{shown} of {all} claims that wait are shown, the first ones"));
             }
             if row.claim_count > row.claims.len() as u64 {
                 let (shown, all) = (row.claims.len(), row.claim_count);
@@ -79,6 +83,7 @@ fn of_cluster(
 ) -> anyhow::Result<Value> {
     let mut value = serde_json::to_value(shown)?;
     value["owner"] = json!(row.owner);
+    (value["queue"], value["queue-count"]) = (output::queue_json(row), json!(row.queue_count));
     Ok(value)
 }
 

@@ -1,6 +1,8 @@
 //! Output about the nodes and servers of a cluster.
 
-use csi_proto::cluster::v1::{Attaches, Finding, Machine, NodeRow, PluginReport, ServerRow, ServerRows};
+use csi_proto::cluster::v1::{
+    Attaches, Finding, Machine, NodeRow, PluginReport, QueueRow, ServerRow, ServerRows, VolumeRow,
+};
 use csid_client::Cluster;
 use serde_json::{Value, json};
 
@@ -175,6 +177,34 @@ pub fn node_json(row: &NodeRow) -> Value {
             })
         }),
     })
+}
+
+/// Returns the claims of a volume that wait, in the order in which they are granted. Empty: none waits.
+pub fn queue(row: &VolumeRow) -> String {
+    let rows = row.queue.iter().map(|of| {
+        let used = of.r#use.clone().unwrap_or_default();
+        let since = timestamp(of.since_usec).to_string();
+        [format!("{}/{}", of.node, of.consumer), used.mode, used.access_mode, since]
+    });
+    match row.queue.is_empty() {
+        true => String::new(),
+        false => format!("\n{}", table(["WAITS", "MODE", "ACCESS", "SINCE"], rows)),
+    }
+}
+
+pub fn queue_json(row: &VolumeRow) -> Value {
+    let entry = |of: &QueueRow| {
+        let used = of.r#use.clone().unwrap_or_default();
+        json!({
+            "node": of.node,
+            "consumer": of.consumer,
+            "mode": used.mode,
+            "access-mode": used.access_mode,
+            "attachment-mode": used.attachment_mode,
+            "since-usec": of.since_usec,
+        })
+    };
+    row.queue.iter().map(entry).collect()
 }
 
 pub fn servers(rows: &ServerRows) -> String {

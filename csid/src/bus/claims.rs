@@ -203,6 +203,7 @@ pub(super) mod tests {
             since_usec: 1,
             id: String::new(),
             call: String::new(),
+            keeper: String::new(),
             grant: None,
             modify_index: 2,
         }

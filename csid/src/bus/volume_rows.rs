@@ -135,6 +135,8 @@ mod tests {
             claims: vec![claim("reader", ClaimMode::Read), claim("writer", ClaimMode::Write)].into(),
             attachments: Vec::new(),
             driver: None,
+            queue: Vec::new(),
+            serial: 0,
             revision: 3,
         };
         VolumeView {

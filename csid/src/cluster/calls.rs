@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use csi_proto::cluster::v1::cluster_client::ClusterClient;
 use csi_proto::cluster::v1::{
-    ChangeAsk, ClaimAsk, Granted as GrantedRow, Owed, Register, Use, VolumeAsk, VolumeRow, change_ask,
+    CallName, ChangeAsk, ClaimAsk, Granted as GrantedRow, Owed, Register, Use, VolumeAsk, VolumeRow,
+    change_ask,
 };
 use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::Semaphore;
@@ -28,6 +29,10 @@ const CALL: Duration = Duration::from_secs(10);
 /// How long a question waits for a session, and how long a Claim does. Others' operations wait in the queue behind a Claim.
 const SESSION: Duration = Duration::from_secs(5);
 const CLAIM: Duration = Duration::from_secs(2);
+
+/// How long a server may wait with its answer to a claim that is in the queue, in milliseconds. Others' operations wait behind the call,
+/// and it is made again later.
+const ANSWER_IN_QUEUE: u32 = 1;
 
 /// The calls whose answers may be in memory at the same time. A server that lies may send the largest ones.
 static PLACES: Semaphore = Semaphore::const_new(8);
@@ -76,6 +81,23 @@ impl Node {
         let mut client = self.client().map_err(ServerFailure::NotSent)?;
         answered(client.detached(Owed { boot: self.boot.clone(), ..owed })).await.map(drop)
     }
+
+    /// Withdraws a call that was granted nothing, as far as this node knows. Returns whether it was granted its claim.
+    async fn withdraw(&self, owed: &Owed) -> Result<bool, ServerFailure> {
+        let mut client = self.client().map_err(ServerFailure::NotSent)?;
+        let name = CallName {
+            call: owed.call.clone(),
+            namespace: owed.namespace.clone(),
+            volume: owed.volume.clone(),
+            boot: self.boot.clone(),
+        };
+        match answered(client.withdraw(name)).await {
+            Ok(withdrawn) => Ok(withdrawn.taken),
+            // A server of an earlier version has no queue. Detached names the call, too.
+            Err(ServerFailure::Refused(error)) if error.kind == Kind::NotSupported => Ok(true),
+            Err(failure) => Err(failure),
+        }
+    }
 }
 
 impl Servers for Node {
@@ -92,7 +114,12 @@ impl Servers for Node {
         format!("{}.{}", self.calls, random::name())
     }
 
-    fn claim(&self, name: VolumeName, claim: Claim) -> BoxFuture<'_, Result<Granted, ServerFailure>> {
+    fn claim(
+        &self,
+        name: VolumeName,
+        claim: Claim,
+        wait: Duration,
+    ) -> BoxFuture<'_, Result<Granted, ServerFailure>> {
         async move {
             let [mode, access_mode, attachment_mode] = words_of(claim.usage).map(str::to_owned);
             let ask = ClaimAsk {
@@ -110,6 +137,8 @@ impl Servers for Node {
                     .filter(|credential| check_credential(&name.namespace, credential).is_ok())
                     .unwrap_or_default(),
                 boot: self.boot.clone(),
+                queue_ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
+                answer_ms: ANSWER_IN_QUEUE,
                 ..ClaimAsk::default()
             };
             let mut client = self.joined(CLAIM).await.map_err(ServerFailure::NotSent)?;
@@ -142,7 +171,11 @@ impl Servers for Node {
             boot: String::new(),
             call: claim.call,
         };
-        self.report(owed).boxed()
+        async move {
+            let is_ended = owed.claim.is_empty() && !owed.call.is_empty() && !self.withdraw(&owed).await?;
+            if is_ended { Ok(()) } else { self.report(owed).await }
+        }
+        .boxed()
     }
 
     fn volume(&self, name: VolumeName) -> BoxFuture<'_, Result<Record>> {
@@ -187,7 +220,7 @@ impl Servers for Node {
                         return Err(Error::new(Kind::NotAuthorized, text));
                     }
                     Ok(row) => return read_registered(&name, row, spec),
-                    Err(ServerFailure::Refused(error)) => return Err(error),
+                    Err(ServerFailure::Refused(error) | ServerFailure::Queued(error)) => return Err(error),
                     Err(ServerFailure::NotSent(error) | ServerFailure::Unknown(error)) => last = error,
                 }
             }

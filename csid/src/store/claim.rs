@@ -1,6 +1,7 @@
 //! A claim of a volume: its consumer, its use, and its lifetime.
 
 use std::fmt;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -150,10 +151,22 @@ pub struct Claim {
     /// alone took it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub call: String,
+    /// The ID of the server of a cluster that the caller has asked last, while the claim waits. Empty: an earlier server did not note it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub keeper: String,
     /// `None`: no server of a cluster was asked for the claim, or it has learned that the claim has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grant: Option<Grant>,
     /// Set by the store at commit.
     #[serde(skip)]
     pub modify_index: u64,
+}
+
+/// A claim that waits in the queue of its volume, at the servers of a cluster. It is granted when no claim and no earlier entry is in its way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Queued {
+    /// Its place. A later entry has a greater number.
+    pub serial: u64,
+    /// What is granted: pending.
+    pub claim: Arc<Claim>,
 }

@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::store::claim::{Blocked, Capability, Claim, ClaimState};
+use crate::store::claim::{Blocked, Capability, Claim, ClaimState, Queued};
 use crate::store::claim_set::ClaimSet;
 use crate::store::rows::{AttachmentMode, Leg, MountKey, Usage, VolumeKey};
 use crate::store::words::or_default;
@@ -337,6 +337,10 @@ pub struct Record {
     pub attachments: Vec<Attachment>,
     /// `None`: no server of a cluster calls a controller for the volume. A csid that is alone has none.
     pub driver: Option<Driver>,
+    /// The claims that wait at the servers of a cluster, by their places. A csid that is alone has none.
+    pub queue: Vec<Queued>,
+    /// The greatest place that the queue has had.
+    pub serial: u64,
     /// The index of its last change; 0: it is not there.
     pub revision: u64,
 }
@@ -351,6 +355,8 @@ impl Record {
             claims: ClaimSet::default(),
             attachments: Vec::new(),
             driver: None,
+            queue: Vec::new(),
+            serial: 0,
             revision: 0,
         }
     }
@@ -387,7 +393,10 @@ impl Record {
     }
 
     pub fn is_empty(&self) -> bool {
-        self.registration.is_none() && self.claims.is_empty() && self.attachments.is_empty()
+        self.registration.is_none()
+            && self.claims.is_empty()
+            && self.attachments.is_empty()
+            && self.queue.is_empty()
     }
 
     /// Something is left to be done without being asked, parked or not.
@@ -397,5 +406,6 @@ impl Record {
             || self.claims.iter().any(|claim| claim.releasing || claim.state != ClaimState::Taken)
             || self.attachments.iter().any(|at| at.leg != Leg::Present)
             || self.driver.is_some()
+            || !self.queue.is_empty()
     }
 }

@@ -55,6 +55,8 @@ pub(super) fn record(row: &Row<'_>) -> rusqlite::Result<Record> {
         claims: ClaimSet::default(),
         attachments: from_json(row, 5)?,
         driver: None,
+        queue: Vec::new(),
+        serial: 0,
         revision: from_bits(row, 7)?,
     })
 }

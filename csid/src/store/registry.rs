@@ -9,7 +9,7 @@ use crate::store::change::Durability;
 use crate::store::rows::NewEvent;
 
 pub use crate::store::claim::{
-    Blocked, Bound, BoundTo, Capability, Claim, ClaimMode, ClaimState, Grant, Use,
+    Blocked, Bound, BoundTo, Capability, Claim, ClaimMode, ClaimState, Grant, Queued, Use,
 };
 pub use crate::store::claim_set::ClaimSet;
 pub use crate::store::held::{HeldIndex, HeldVolumes};

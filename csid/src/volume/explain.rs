@@ -231,6 +231,7 @@ fn explain(record: &Record, mounts: &[MountView], under_way: &[OperationView]) -
     }
     for operation in under_way {
         errors.insert(0, operation.said.clone());
+        explanation.holders.extend(operation.holders.iter().cloned());
         explanation.steps.push(format!("{} by uid {}: {}", operation.kind, operation.uid, operation.step));
     }
     explanation.holders.sort();
@@ -292,6 +293,7 @@ mod tests {
             subject,
             step,
             said: String::new(),
+            holders: Vec::new(),
             since_usec: 1,
             deadline_usec: None,
             uid: 7,

@@ -261,6 +261,7 @@ pub(in crate::volume) fn new_claim(consumer: &str, node: &str, uid: u32, usage: 
         since_usec: 0,
         id: String::new(),
         call: String::new(),
+        keeper: String::new(),
         grant: None,
         modify_index: 0,
     }

@@ -17,7 +17,8 @@ use crate::volume::lifecycle;
 pub use crate::store::event_kind::EventKind;
 pub use crate::volume::lifecycle::{enter_attach_secrets, given_values, refuse_nonsense};
 pub use crate::volume::model::claim::{
-    ClaimAction, ClaimEffect, ClaimEvent, ClaimNext, ClaimOutcome, ClaimRefusal, Claims, reader_only, step,
+    ClaimAction, ClaimEffect, ClaimEvent, ClaimNext, ClaimOutcome, ClaimRefusal, Claims, admit, reader_only,
+    step,
 };
 
 /// The limit of a publish context in a cluster, in bytes. A plugin's longer answer is refused.
@@ -54,7 +55,7 @@ pub fn new_registration(owner: &str, spec: VolumeSpec) -> Registration {
 /// Returns a record without its registration. A volume that is claimed, attached, or being created or deleted keeps it.
 pub fn without_registration(record: &Record) -> Result<Record> {
     lifecycle::refuse_in_transition(record)?;
-    if !record.claims.is_empty() {
+    if !record.claims.is_empty() || !record.queue.is_empty() {
         return Err(VolumeError::in_use(record).into());
     }
     VolumeError::refuse_attached(record)?;

@@ -1,6 +1,7 @@
 //! The seam between the engine of claims and the servers of a cluster. A csid that is alone has none.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
@@ -19,11 +20,17 @@ pub trait Servers: Send + Sync {
     /// Returns a name for a call that takes a claim. No other call has it. Its beginning is that of this journal and boot.
     fn name_call(&self) -> String;
 
-    /// Claims a volume for a consumer of this node. `claim.call` names the call: when it is repeated, the same claim is granted.
-    fn claim(&self, name: VolumeName, claim: Claim) -> BoxFuture<'_, Result<Granted, ServerFailure>>;
+    /// Claims a volume for a consumer of this node. `claim.call` names the call: when it is repeated, the same claim is granted. `wait`:
+    /// how long the claim waits at the servers while others are in its way. Zero: it does not wait there any more.
+    fn claim(
+        &self,
+        name: VolumeName,
+        claim: Claim,
+        wait: Duration,
+    ) -> BoxFuture<'_, Result<Granted, ServerFailure>>;
 
-    /// Says that this node has nothing of a claim any more. A claim without an id is named by its call. `still_staged`: other claims
-    /// of this node keep the volume staged.
+    /// Says that this node has nothing of a claim any more. A claim without an id is named by its call, which is withdrawn. `still_staged`:
+    /// other claims of this node keep the volume staged.
     fn detached(
         &self,
         name: VolumeName,
@@ -74,9 +81,10 @@ pub struct Attached {
 impl From<ServerFailure> for Error {
     fn from(failure: ServerFailure) -> Self {
         match failure {
-            ServerFailure::NotSent(error) | ServerFailure::Refused(error) | ServerFailure::Unknown(error) => {
-                error
-            }
+            ServerFailure::NotSent(error)
+            | ServerFailure::Refused(error)
+            | ServerFailure::Queued(error)
+            | ServerFailure::Unknown(error) => error,
         }
     }
 }
@@ -87,6 +95,8 @@ pub enum ServerFailure {
     NotSent(Error),
     /// The server has refused the call, and has done nothing.
     Refused(Error),
+    /// The claim waits at the servers. The same call asks for it again.
+    Queued(Error),
     /// It is not known what the server has done.
     Unknown(Error),
 }

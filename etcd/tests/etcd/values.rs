@@ -1,7 +1,7 @@
 //! The keys and values that are in etcd.
 
 use csid::store::registry::{
-    AttachCall, Attachment, Claim, ClaimFilter, DrivenCall, DrivenRpc, Driver, OfVolume, Record,
+    AttachCall, Attachment, Claim, ClaimFilter, DrivenCall, DrivenRpc, Driver, OfVolume, Queued, Record,
     RecordFilter, Registry, RegistryError, Swap,
 };
 use csid::store::rows::{Leg, VolumeKey};
@@ -44,6 +44,40 @@ async fn driver_is_in_the_head_until_it_is_cleared() {
     change(&registry, "data", |record| record.driver = None).await.unwrap();
     assert!(raw.json(&format!("{DATA}/head")).await.get("driver").is_none());
     assert_eq!(registry.record(name("data")).await.unwrap().driver, None);
+}
+
+#[tokio::test]
+async fn queue_is_kept_in_the_order_of_its_places() {
+    let cluster = Cluster::start(3, &[]).await;
+    let (registry, mut raw) =
+        (registry(cluster.endpoints()), Raw::connect(cluster.members[0].endpoint()).await);
+    swap_in(&registry, new(record("data", &["job/1"]))).await.unwrap();
+    let entry = |serial: u64, consumer: &str, keeper: &str| {
+        let claim = Claim { keeper: keeper.into(), ..claim(consumer, "n1") };
+        Queued { serial, claim: claim.into() }
+    };
+    let due = [entry(9, "b", "s"), entry(10, "a", "s"), entry(300, "c", "s")];
+    change(&registry, "data", |record| (record.queue, record.serial) = (due.to_vec(), 300)).await.unwrap();
+    assert_eq!(raw.json(&format!("{DATA}/queue/000000000000012c")).await["consumer"], "c");
+    assert_eq!(raw.json(&format!("{DATA}/head")).await["serial"], 300);
+    assert_eq!(registry.queued_of("n1").await.unwrap(), 3);
+    let restless = RecordFilter { restless: true, ..RecordFilter::default() };
+    for found in
+        [registry.record(name("data")).await.unwrap(), registry.records(restless).await.unwrap().0.remove(0)]
+    {
+        assert_eq!((found.queue.as_slice(), found.serial), (due.as_slice(), 300));
+    }
+    // One entry changes and one ends. The third one is not written.
+    let before = raw.below(&format!("{DATA}/queue/000000000000012c")).await[0].mod_revision;
+    let after = [entry(10, "a", "another"), due[2].clone()];
+    change(&registry, "data", |record| record.queue = after.to_vec()).await.unwrap();
+    assert_eq!(raw.below(&format!("{DATA}/queue/000000000000012c")).await[0].mod_revision, before);
+    assert_eq!(registry.record(name("data")).await.unwrap().queue, after);
+    assert_eq!(registry.queued_of("n1").await.unwrap(), 2);
+    change(&registry, "data", |record| record.queue.clear()).await.unwrap();
+    let found = registry.record(name("data")).await.unwrap();
+    assert!(found.queue.is_empty() && found.serial == 300, "a place was given twice");
+    assert_eq!(registry.queued_of("n1").await.unwrap(), 0);
 }
 
 #[tokio::test]

@@ -8,8 +8,8 @@ use csi_proto::cluster::v1::change_ask::What;
 use csi_proto::cluster::v1::cluster_client::ClusterClient;
 use csi_proto::cluster::v1::node_change::Change;
 use csi_proto::cluster::v1::{
-    Accept, AuditAsk, BlockAsk, ChangeAsk, Deregister, DrainAsk, FenceAsk, ForgetAsk, ListAsk, NodeAsk,
-    NodeChange, NodesAsk, ReleaseAsk, ServersAsk, UndrainAsk, VolumeAsk,
+    Accept, AuditAsk, BlockAsk, CallName, ChangeAsk, Deregister, DrainAsk, FenceAsk, ForgetAsk, ListAsk,
+    NodeAsk, NodeChange, NodesAsk, ReleaseAsk, ServersAsk, UndrainAsk, VolumeAsk,
 };
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Status};
@@ -57,6 +57,10 @@ async fn calls(channel: &Channel, node: &str, namespace: &str) -> BTreeMap<&'sta
     let mut detached = owed("data", "an id of no claim");
     detached.namespace = namespace.into();
     found.insert("detached", became(client.detached(detached).await));
+    let (of, volume) = name();
+    let boot = hello(node).boot;
+    let withdrawn = CallName { call: "none".into(), namespace: of, volume, boot };
+    found.insert("withdraw", became(client.withdraw(withdrawn).await));
     let (of, volume) = name();
     let release = ReleaseAsk {
         namespace: of,
@@ -263,6 +267,12 @@ async fn every_call_of_every_identity_is_as_granted() {
             due.insert("forget", if due["block"] == Decided { Done } else { due["block"] });
             // Who sees servers may make an audit.
             due.insert("audit", due["servers"]);
+            // A node withdraws its own calls, and who claims for other nodes does.
+            let withdraw = match (due["detached"], due["claim for another"]) {
+                (Denied, Decided) => Done,
+                (of_node, _) => of_node,
+            };
+            due.insert("withdraw", withdraw);
             // The volume of `deregister` is not there, and has no owner.
             due.insert(
                 "deregister",

@@ -1,7 +1,7 @@
 //! A node that lies in each field of its calls. It gets nothing that it has not, and takes nothing from others.
 
 use csi_proto::cluster::v1::{
-    Attaches, ClaimAsk, FromNode, Hello, ListAsk, Owed, PluginReport, Plugins, VolumeAsk, from_node,
+    Attaches, CallName, ClaimAsk, FromNode, Hello, ListAsk, Owed, PluginReport, Plugins, VolumeAsk, from_node,
 };
 use tonic::Code;
 
@@ -21,7 +21,7 @@ async fn lie_in_a_claim_is_refused() {
     let good = node.ask("data", "web");
     let long = "x".repeat(129);
     type Lie<'a> = &'a dyn Fn(&mut ClaimAsk);
-    let cases: [(&str, Lie<'_>, Code); 23] = [
+    let cases: [(&str, Lie<'_>, Code); 22] = [
         ("another boot", &|ask| ask.boot = "of a clone".into(), Code::Aborted),
         ("no boot", &|ask| ask.boot = String::new(), Code::Aborted),
         ("another node", &|ask| ask.node = "n2".into(), Code::PermissionDenied),
@@ -55,7 +55,6 @@ async fn lie_in_a_claim_is_refused() {
             &|ask| ask.credential = "csid.default./../x".into(),
             Code::InvalidArgument,
         ),
-        ("a queue", &|ask| ask.queue_ms = 1, Code::Unimplemented),
         ("a message that is too large", &|ask| ask.call = "x".repeat(300_000), Code::OutOfRange),
     ];
     for (lie, change, code) in cases {
@@ -72,6 +71,77 @@ async fn lie_in_a_claim_is_refused() {
     let refused = Refusal::of(&node.client(0).claim(uid).await.unwrap_err());
     assert_eq!(refused.kind, "NotAuthorized", "another uid of the node has not the claim");
     assert_eq!(node.claim(0, "data").await, Ok(claim));
+}
+
+#[tokio::test]
+async fn lie_of_a_call_that_waits_is_refused() {
+    let site = Site::start(1).await;
+    site.register("data", "single-node-writer").await;
+    site.register("known", "single-node-writer").await;
+    let (node, other) = (site.node("n1"), site.node("n2"));
+    let _sessions = (node.join(0).await, other.join(0).await);
+    node.claim(0, "known").await.unwrap();
+    let claim = other.claim(0, "data").await.unwrap();
+    // The longest wait that there is, and the shortest answer.
+    let ask = |answer_ms| ClaimAsk { queue_ms: u64::MAX, answer_ms, ..node.ask("data", "web") };
+    let queued = async |ask: ClaimAsk| {
+        let refused = Refusal::of(&node.client(0).claim(ask).await.unwrap_err());
+        assert_eq!((refused.kind.as_str(), refused.holders), ("ClaimConflict", vec!["n2/web".to_owned()]));
+    };
+    queued(ask(1)).await;
+    let begun = std::time::Instant::now();
+    queued(ask(u32::MAX)).await;
+    assert!(begun.elapsed() < std::time::Duration::from_secs(15), "the answer took {:?}", begun.elapsed());
+    let mut raw = site.raw().await;
+    let queue = async |raw: &mut crate::site::Raw| raw.below("/csid/v1/vol/default/data/queue/").await.len();
+    assert_eq!(queue(&mut raw).await, 1);
+    type Lie<'a> = &'a dyn Fn(&mut ClaimAsk);
+    let cases: [(&str, Lie<'_>); 4] = [
+        ("another consumer", &|ask| ask.consumer = "other".into()),
+        ("another uid", &|ask| ask.uid = 0),
+        ("a mount", &|ask| ask.by_mount = true),
+        ("another credential", &|ask| ask.credential = "csid.default.key".into()),
+    ];
+    for (lie, change) in cases {
+        queued(ask(1)).await;
+        let mut lying = ask(1);
+        change(&mut lying);
+        let refused = node.client(0).claim(lying).await.expect_err(lie);
+        assert_eq!(refused.code(), Code::InvalidArgument, "{lie}: {refused:?}");
+    }
+    queued(ask(1)).await;
+    let clone = ClaimAsk { boot: "of a clone".into(), queue_ms: 1, ..ask(1) };
+    assert_eq!(node.client(0).claim(clone).await.unwrap_err().code(), Code::Aborted);
+    assert_eq!(queue(&mut raw).await, 1, "a clone has ended the node's wait");
+    let good = CallName {
+        call: "call 1".into(),
+        namespace: "default".into(),
+        volume: "data".into(),
+        boot: node.hello.boot.clone(),
+    };
+    type Wrong<'a> = &'a dyn Fn(&mut CallName);
+    let cases: [(&str, Wrong<'_>, Option<Code>); 7] = [
+        ("another call", &|name| name.call = "call 2".into(), None),
+        ("another's call", &|name| name.call = "n2/call 1".into(), None),
+        ("a volume that is not there", &|name| name.volume = "none".into(), None),
+        ("another boot", &|name| name.boot = "of a clone".into(), Some(Code::Aborted)),
+        ("no call", &|name| name.call = String::new(), Some(Code::InvalidArgument)),
+        ("a long call", &|name| name.call = "x".repeat(129), Some(Code::InvalidArgument)),
+        ("no volume", &|name| name.volume = String::new(), Some(Code::InvalidArgument)),
+    ];
+    for (lie, change, code) in cases {
+        let mut name = good.clone();
+        change(&mut name);
+        let answer = node.client(0).withdraw(name).await;
+        assert_eq!(answer.err().map(|status| status.code()), code, "{lie}");
+        assert_eq!(queue(&mut raw).await, 1, "{lie}");
+    }
+    let of_other = CallName { boot: other.hello.boot.clone(), ..good.clone() };
+    assert!(other.client(0).withdraw(of_other).await.unwrap().into_inner().taken, "its own call");
+    assert_eq!(other.claim(0, "data").await, Ok(claim));
+    assert_eq!(queue(&mut raw).await, 1);
+    node.client(0).withdraw(good).await.unwrap();
+    assert_eq!(queue(&mut raw).await, 0);
 }
 
 #[tokio::test]

@@ -22,4 +22,5 @@ mod lists;
 mod operator_failures;
 mod operators;
 mod program;
+mod queue;
 mod site;

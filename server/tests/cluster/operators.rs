@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use csi_proto::cluster::v1::node_change::Change;
 use csi_proto::cluster::v1::{
-    Accept, BlockAsk, ClaimAsk, ListAsk, Machine, NodeAsk, NodeChange, NodesAsk, Owed, ReleaseAsk, VolumeAsk,
+    Accept, BlockAsk, CallName, ClaimAsk, ListAsk, Machine, NodeAsk, NodeChange, NodesAsk, Owed, ReleaseAsk,
+    VolumeAsk,
 };
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
@@ -174,6 +175,24 @@ async fn volumes_and_claims_are_csictls_for_an_operator() {
         (&row["id"], &row["standing"], &row["context"]),
         (&json!("data"), &json!("registered"), &json!({}))
     );
+    assert_eq!((&row["queue"], &row["queue-count"]), (&json!([]), &json!(0)));
+    let waits = ClaimAsk { queue_ms: 60_000, answer_ms: 1, ..n2.ask("data", "job") };
+    eventually("the claim waits", async || {
+        n2.client(1).claim(waits.clone()).await.is_err_and(|status| status.message().contains("it waits"))
+    })
+    .await;
+    let row = csictl(&file, "--operator volume show default data --json").await.json();
+    let entry = &row["queue"][0];
+    assert_eq!(
+        (&row["queue-count"], &entry["node"], &entry["consumer"], &entry["mode"]),
+        (&json!(1), &json!("n2"), &json!("job"), &json!("write"))
+    );
+    let said = csictl(&file, "--operator volume show default data").await;
+    let last: Vec<&str> = said.out.lines().last().unwrap().split_whitespace().collect();
+    assert_eq!(last[..3], ["n2/job", "write", "single-node-writer"], "{said:?}");
+    let withdrawn =
+        CallName { call: waits.call, namespace: waits.namespace, volume: waits.volume, boot: waits.boot };
+    n2.client(0).withdraw(withdrawn).await.unwrap();
     let said = csictl(&file, "--operator volume show default none").await;
     assert!(said.code == Some(1) && said.err.contains("csictl --operator volume list"), "{said:?}");
 

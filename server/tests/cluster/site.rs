@@ -230,7 +230,12 @@ impl Site {
 
     /// Starts etcd and servers, whose configuration begins with more keys.
     pub async fn start_with(servers: usize, keys: &str) -> Site {
-        let etcd = Etcd::start(1, &[]).await;
+        Site::start_on(1, servers, keys).await
+    }
+
+    /// Starts etcd of so many members, and servers likewise.
+    pub async fn start_on(members: usize, servers: usize, keys: &str) -> Site {
+        let etcd = Etcd::start(members, &[]).await;
         let directory = tempfile::Builder::new().prefix("csid-cluster.").tempdir().unwrap();
         let authority = Authority::new();
         let addresses = addresses(servers);

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use csi_proto::cluster::v1::cluster_server::{Cluster, ClusterServer};
 use csi_proto::cluster::v1::{
-    Accepted, ChangeAsk, ClaimAsk, ClaimInList, ClaimPage, ClaimRow, Done, FromNode, Granted, ListAsk, Owed,
-    ReleaseAsk, ToNode, VolumeAsk, VolumePage, VolumeRow, Welcome, to_node,
+    Accepted, CallName, ChangeAsk, ClaimAsk, ClaimInList, ClaimPage, ClaimRow, Done, FromNode, Granted,
+    ListAsk, Owed, ReleaseAsk, ToNode, VolumeAsk, VolumePage, VolumeRow, Welcome, Withdrawn, to_node,
 };
 use csid_client::Kind;
 use csid_tests::ask::*;
@@ -47,6 +47,10 @@ impl Cluster for Lying {
     }
 
     async fn claim(&self, _: Request<ClaimAsk>) -> Result<Response<Granted>, Status> {
+        unknown()
+    }
+
+    async fn withdraw(&self, _: Request<CallName>) -> Result<Response<Withdrawn>, Status> {
         unknown()
     }
 

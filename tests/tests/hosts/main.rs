@@ -13,6 +13,7 @@ mod imported;
 mod kills;
 mod lying;
 mod moves;
+mod queue;
 mod refused;
 mod shown;
 #[path = "../../../server/tests/cluster/site.rs"]

@@ -35,6 +35,7 @@ pub fn claim(consumer: &str, node: &str) -> Claim {
         since_usec: 1_700_000_000_000_000,
         id: String::new(),
         call: String::new(),
+        keeper: String::new(),
         grant: None,
         modify_index: 0,
     }

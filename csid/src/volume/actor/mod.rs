@@ -22,7 +22,7 @@ use crate::volume::context::Context;
 use crate::volume::errors::operation::OperationError;
 use crate::volume::executor::Executor;
 use crate::volume::model::claim;
-use crate::volume::model::subject::Subject;
+use crate::volume::model::subject::{ClaimKey, Subject};
 use crate::volume::model::volume::{DesiredMount, Volume};
 use crate::volume::operation::journal::JournaledVolume;
 use crate::volume::operation::message::Message;
@@ -186,7 +186,9 @@ impl VolumeActor {
         let now = Instant::now();
         let is_next = |operation: &Operation| {
             let is_over = operation.work.waits_until().is_some_and(|until| until <= now);
-            operation.number >= from && (is_over || !self.is_behind(operation))
+            // The servers end what waits there and is not asked for.
+            let is_asked_for = operation.queued.is_some();
+            operation.number >= from && (is_over || is_asked_for || !self.is_behind(operation))
         };
         let Some(place) = self.waiting.iter().position(is_next) else {
             self.retry = None;
@@ -295,17 +297,32 @@ impl VolumeActor {
 
     /// Ends queued operations that `end` cancels: an Unmount ends a Mount of the same key, a Release ends a Claim.
     fn cancel_queued(&mut self, end: &OperationRequest) {
+        let mut ended = Vec::new();
         for queue in [&mut self.queue, &mut self.waiting] {
             if !queue.iter().any(|operation| end.ends(&operation.work)) {
                 continue;
             }
             for operation in std::mem::take(queue) {
                 if end.ends(&operation.work) {
+                    ended.extend(operation.queued.clone());
                     operation.answer(&self.key, Err(OperationError::EndedBy { by: end.kind() }.into()));
                 } else {
                     queue.push_back(operation);
                 }
             }
+        }
+        self.end_claims(ended);
+    }
+
+    /// Has the claims ended that wait at the servers of a cluster for these operations, which are over.
+    fn end_queued<'a>(&mut self, over: impl IntoIterator<Item = &'a Operation>) {
+        let ended = over.into_iter().filter_map(|operation| operation.queued.clone()).collect();
+        self.end_claims(ended);
+    }
+
+    fn end_claims(&mut self, ended: Vec<(ClaimKey, u32)>) {
+        for (key, uid) in ended {
+            self.once(OperationRequest::Continue { subject: Subject::Claim(key), uid });
         }
     }
 
@@ -314,10 +331,13 @@ impl VolumeActor {
         let is_wanted =
             |operation: &Operation| !operation.waiters.is_empty() || !operation.ends_with_its_callers();
         self.queue.retain(is_wanted);
-        let before = self.waiting.len();
-        // A waiting operation has done nothing yet.
-        self.waiting.retain(|operation| !operation.waiters.is_empty());
-        if self.waiting.len() < before {
+        // A waiting operation has done nothing yet, but for a claim that waits at the servers.
+        let is_over = |operation: &Operation| operation.waiters.is_empty();
+        let ended: Vec<_> =
+            self.waiting.iter().filter(|operation| is_over(operation)).map(|of| of.queued.clone()).collect();
+        self.waiting.retain(|operation| !is_over(operation));
+        if !ended.is_empty() {
+            self.end_claims(ended.into_iter().flatten().collect());
             self.retry_waiting();
         }
     }
@@ -359,6 +379,10 @@ impl VolumeActor {
         let was_there = current.work.subject().mount().is_some_and(|key| rows.volume().mount(key).is_some());
         let anonymous = current.anonymous_ticket(&self.shared, &self.key, rows.volume());
         self.recovering = None;
+        // The row of its claim is that of this operation, as long as it has waited.
+        let waits = self.waiting.iter().chain([&current]).filter_map(|operation| operation.queued.as_ref());
+        let queued = waits.map(|(key, _)| key.consumer.clone()).collect();
+        current.step.set_queued(None);
         let names = current.names();
         let is_ahead = |operation: &&Operation| current.number == 0 || operation.number < current.number;
         let ahead: Vec<Arc<Claim>> = match current.work.claim() {
@@ -376,7 +400,9 @@ impl VolumeActor {
         // The operation has the rows; the actor handles messages meanwhile.
         let shared = self.shared.clone();
         let running = RunningOperation::new(receiver, current.step.clone(), Arc::clone(&self.orders));
-        let executor = Executor::new(&shared, rows, RunningOperation { expands_first, ..running });
+        let waits_until = current.work.waits_until();
+        let running = RunningOperation { expands_first, waits_until, queued, ..running };
+        let executor = Executor::new(&shared, rows, running);
         let mut running: Running<'_> = Box::pin(executor.run(current.request(), names, &ahead));
         let result = loop {
             // After the commit point an expired caller stays. Its deadline is handled once, when it sets `abandon`.
@@ -420,6 +446,12 @@ impl VolumeActor {
             self.queue.push_front(current);
             return self.queue.push_front(once);
         }
+        let is_queued = current.step.queued().is_some();
+        let claim = current.work.claim().filter(|_| is_queued);
+        current.queued = claim.map(|claim| {
+            let name = current.work.subject().volume();
+            (ClaimKey::new(&name, &claim.consumer), claim.uid)
+        });
         if let Some(step) = current.work.waits(&result, Instant::now())
             && !current.waiters.is_empty()
         {
@@ -427,6 +459,7 @@ impl VolumeActor {
             current.lacks_claim = current.work.lacks_claim(&result);
             return self.wait(current, retries);
         }
+        self.end_queued([&current]);
         if let Some(claim) = current.work.claim().filter(|_| result.is_ok()) {
             // The other operations of the consumer no longer need a claim.
             let own = |waiting: &&mut Operation| {

@@ -8,6 +8,7 @@ use crate::store::registry::VolumeName;
 use crate::store::rows::VolumeKey;
 use crate::volume::context::Context;
 use crate::volume::errors::volume::VolumeError;
+use crate::volume::model::subject::ClaimKey;
 use crate::volume::model::volume::Volume;
 use crate::volume::operation::request::{ControllerRequest, OperationRequest, OperationResponse, Waiter};
 use crate::volume::operation::table::{Begin, Progress, Ticket};
@@ -26,6 +27,9 @@ pub(in crate::volume) struct Operation {
     pub(in crate::volume) number: u64,
     /// Whether claims were in its way at the last try, and its consumer had none.
     pub(in crate::volume) lacks_claim: bool,
+    /// The claim that waits at the servers of a cluster, and its uid. Its row is there until the operation has the claim, or the claim is
+    /// ended. `None`: it does not wait there.
+    pub(in crate::volume) queued: Option<(ClaimKey, u32)>,
 }
 
 impl Operation {
@@ -39,6 +43,7 @@ impl Operation {
             left: None,
             number: 0,
             lacks_claim: false,
+            queued: None,
         }
     }
 

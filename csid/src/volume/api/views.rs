@@ -35,6 +35,8 @@ pub struct OperationView {
     pub step: Step,
     /// The plugin's last error, after which it is called again. Empty: there was none.
     pub said: String,
+    /// What is in the way of its claim at the servers of a cluster: NODE/CONSUMER.
+    pub holders: Vec<String>,
     pub since_usec: u64,
     /// The deadline of the caller. `None`: no caller waits with a deadline.
     pub deadline_usec: Option<u64>,

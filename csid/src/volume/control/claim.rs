@@ -59,7 +59,11 @@ impl<S: Site> Engine<'_, S> {
             return Err(error);
         }
         let mut record = self.registered_as_mine(name).await?;
+        // A row that waits at the servers for this operation goes on.
+        let waits = self.site.operation().queued.contains(&wanted.consumer);
+        let waits = |claim: &Claim| waits && claim.state == ClaimState::Pending && !claim.releasing;
         if let Some(present) = record.claim(&wanted.consumer)
+            && !waits(present)
             && (is_owed(&record, &wanted.consumer)
                 || present.uid == wanted.uid && (present.releasing || present.state != ClaimState::Taken))
         {
@@ -108,6 +112,8 @@ impl<S: Site> Engine<'_, S> {
             Ok(()) if record.claim(&consumer).is_some() => Ok(record),
             Ok(()) => Err(Error::internal("a claim ended without its claim")),
             Err(error) if record.claim(&consumer).is_some_and(|claim| claim.kept) => Err(error),
+            // It waits at the servers. The actor asks for it again, or ends it.
+            Err(error) if self.site.operation().step.queued().is_some() => Err(error),
             // No caller has the claim yet, so it is rolled back, even if that takes longer than the call.
             Err(error) => match self.leave_briefly(&mut record, &consumer).await {
                 Ok(()) => Err(error),
@@ -205,13 +211,24 @@ impl<S: Site> Engine<'_, S> {
     /// Retries the release of a claim, or recovers a claim that an earlier csid left between two states.
     pub(in crate::volume::control) async fn retry_claim(&mut self, key: &ClaimKey) -> Result<()> {
         let mut record = self.records.registry.record(key.volume.clone()).await?;
-        let node = self.records.node.clone();
-        self.advance(&mut record, ClaimEvent::Recovered { node }, Facts::default()).await?;
+        let waiting = &self.site.operation().queued;
+        if waiting.contains(&key.consumer) {
+            // An operation waits for it.
+            self.site.set_unfinished(Subject::Claim(key.clone()), None);
+            return Ok(());
+        }
+        if waiting.is_empty() {
+            let node = self.records.node.clone();
+            self.advance(&mut record, ClaimEvent::Recovered { node }, Facts::default()).await?;
+        }
         let Some(claim) = record.claim(&key.consumer) else {
             self.site.set_unfinished(Subject::Claim(key.clone()), None);
             return Ok(());
         };
-        if claim.releasing || (claim.by_mount && !self.site.has_mounts_of(key)) {
+        if claim.releasing
+            || claim.state == ClaimState::Pending
+            || (claim.by_mount && !self.site.has_mounts_of(key))
+        {
             return self.leave(&mut record, &key.consumer).await;
         }
         self.site.set_unfinished(Subject::Claim(key.clone()), None);
@@ -265,15 +282,25 @@ impl<S: Site> Engine<'_, S> {
             let asks = effect.action == ClaimAction::ServerClaim;
             next = match self.perform_claim(record, &effect).await {
                 Ok(facts) => {
+                    if asks {
+                        self.site.operation().step.set_queued(None);
+                    }
                     delay = Backoff::new();
                     self.advance(record, ClaimEvent::Ended { effect, outcome: ClaimOutcome::Done }, facts)
                         .await?
                 }
-                Err(ClaimEffectFailure { outcome, error, unimplemented }) => {
+                Err(ClaimEffectFailure { outcome, error, unimplemented, queued }) => {
+                    if asks {
+                        let holders = queued.then(|| error.details.holders.clone());
+                        self.site.operation().step.set_queued(holders);
+                        if queued {
+                            self.site.operation().step.say(error.message.clone());
+                        }
+                    }
                     if unimplemented {
                         self.site.ask_what_it_can().await;
                     }
-                    let is_later = reports || (asks && outcome == ClaimOutcome::NotSent(None));
+                    let is_later = reports || queued || (asks && outcome == ClaimOutcome::NotSent(None));
                     let lasting =
                         matches!(outcome, ClaimOutcome::Hopeless(_) | ClaimOutcome::NotSent(Some(_)));
                     let facts = Facts { error: Some(error.message.clone()), ..Facts::default() };

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::error::{Error, Kind, Obstacle, Result, Step};
 use crate::fault;
@@ -27,6 +27,17 @@ use crate::volume::waits::PluginWaits;
 /// How long a caller that does not need it waits for a server to learn that a claim has ended.
 const BRIEF: Duration = Duration::from_secs(1);
 
+/// Returns a failure of a claim that has waited at the servers. A claim that no server could be asked for keeps its place for a while.
+fn still_queued(failure: ServerFailure) -> ServerFailure {
+    match failure {
+        ServerFailure::NotSent(error) | ServerFailure::Unknown(error) => {
+            let text = format!("the claim waits at the cluster's servers, and none has answered: {error}");
+            ServerFailure::Queued(Error::new(Kind::ClaimConflict, text))
+        }
+        failure => failure,
+    }
+}
+
 fn unanswered() -> ServerFailure {
     let text = format!("the cluster's server did not answer within {} s", BRIEF.as_secs());
     ServerFailure::Unknown(Error::new(Kind::Unavailable, text))
@@ -47,11 +58,13 @@ pub(in crate::volume) struct ClaimEffectFailure {
     pub(in crate::volume) error: Error,
     /// Whether the plugin lacks the RPC or does not offer it. Its capabilities are then queried again.
     pub(in crate::volume) unimplemented: bool,
+    /// Whether the claim waits at the servers.
+    pub(in crate::volume) queued: bool,
 }
 
 impl ClaimEffectFailure {
     fn new(outcome: ClaimOutcome, error: Error) -> ClaimEffectFailure {
-        ClaimEffectFailure { outcome, error, unimplemented: false }
+        ClaimEffectFailure { outcome, error, unimplemented: false, queued: false }
     }
 }
 
@@ -110,9 +123,14 @@ impl<S: Site> Engine<'_, S> {
         self.site.operation().step.set(Step::Claim);
         let claim = record.claim(&effect.consumer).ok_or_else(no_row)?.clone();
         let servers = self.servers()?;
-        let asked = servers.claim(record.name.clone(), claim);
-        let granted =
-            fault::around("Claim", asked).await.map_err(|failure| of_server(failure, Step::Claim))?;
+        let wait = self.site.operation().waits_until;
+        let wait = wait.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()));
+        let asked = servers.claim(record.name.clone(), claim, wait);
+        let waits = !wait.is_zero() && self.site.operation().queued.contains(&effect.consumer);
+        let granted = fault::around("Claim", asked).await.map_err(|failure| {
+            let failure = if waits { still_queued(failure) } else { failure };
+            of_server(failure, Step::Claim)
+        })?;
         if granted.record.volume != record.volume {
             let replaced = VolumeError::Replaced { name: record.name.clone() }.into();
             return Err(ClaimEffectFailure::new(ClaimOutcome::Unknown, replaced));
@@ -301,6 +319,14 @@ fn of_server(failure: ServerFailure, step: Step) -> ClaimEffectFailure {
     let (outcome, error) = match failure {
         ServerFailure::NotSent(error) => (ClaimOutcome::NotSent(None), error),
         ServerFailure::Unknown(error) => (ClaimOutcome::Unknown, error),
+        // It may be granted at any time.
+        ServerFailure::Queued(error) => {
+            let error = error.with(|details| details.step = Some(step));
+            return ClaimEffectFailure {
+                queued: true,
+                ..ClaimEffectFailure::new(ClaimOutcome::Unknown, error)
+            };
+        }
         // A caller that waits for another's claim is the actor's business.
         ServerFailure::Refused(error) if error.details.retryable && error.kind != Kind::ClaimConflict => {
             (ClaimOutcome::Again, error)

@@ -51,6 +51,7 @@ pub(super) fn claim(consumer: &str, node: &str, mode: ClaimMode, access_mode: Ac
         since_usec: 0,
         id: String::new(),
         call: String::new(),
+        keeper: String::new(),
         grant: None,
         modify_index: 0,
     }

@@ -1,6 +1,7 @@
 //! The state of a running operation that the engine of claims and the mounts of this host share.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use tokio::sync::watch;
 
@@ -22,6 +23,10 @@ pub(in crate::volume) struct RunningOperation {
     pub(in crate::volume) orders: Arc<Orders>,
     /// Whether an expansion waits until the volume is not in use. New claims and mounts are refused meanwhile.
     pub(in crate::volume) expands_first: bool,
+    /// The end of the operation's wait for claims in its way. `None`: it does not wait.
+    pub(in crate::volume) waits_until: Option<Instant>,
+    /// The consumers whose claims wait at the servers of a cluster, for operations of this volume. Their rows are pending.
+    pub(in crate::volume) queued: Vec<String>,
 }
 
 impl RunningOperation {
@@ -31,7 +36,15 @@ impl RunningOperation {
         step: Progress,
         orders: Arc<Orders>,
     ) -> Self {
-        RunningOperation { signals, step, secrets: None, orders, expands_first: false }
+        RunningOperation {
+            signals,
+            step,
+            secrets: None,
+            orders,
+            expands_first: false,
+            waits_until: None,
+            queued: Vec::new(),
+        }
     }
 
     /// Marks the commit point (`Progress::decide`). Fails if the operation is abandoned.

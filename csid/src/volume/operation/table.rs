@@ -25,6 +25,8 @@ pub(in crate::volume) struct Progress {
     decided: Arc<AtomicBool>,
     unasked: Arc<AtomicBool>,
     yielded: Arc<AtomicBool>,
+    /// What is in the way of a claim that waits at the servers of a cluster. `None`: it does not wait there.
+    queued: Arc<Mutex<Option<Vec<String>>>>,
     said: Arc<Mutex<String>>,
     /// The details of the plugin's last error. `None`: there was none.
     failed: Arc<Mutex<Option<Box<Details>>>>,
@@ -37,6 +39,7 @@ impl Progress {
             decided: Arc::default(),
             unasked: Arc::default(),
             yielded: Arc::default(),
+            queued: Arc::default(),
             said: Arc::default(),
             failed: Arc::default(),
         }
@@ -116,6 +119,16 @@ impl Progress {
         self.unasked.load(Ordering::Relaxed)
     }
 
+    /// Notes whether the operation's claim waits at the servers of a cluster, and what is in its way: NODE/CONSUMER.
+    pub(in crate::volume) fn set_queued(&self, holders: Option<Vec<String>>) {
+        *self.queued.lock().unwrap_or_else(PoisonError::into_inner) = holders;
+    }
+
+    /// Returns what is in the way of the operation's claim at the servers. `None`: the claim does not wait there.
+    pub(in crate::volume) fn queued(&self) -> Option<Vec<String>> {
+        self.queued.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Notes that the operation ends before its time because it was preempted.
     pub(in crate::volume) fn note_yield(&self) {
         self.yielded.store(true, Ordering::Relaxed);
@@ -165,6 +178,7 @@ impl Entry {
             subject: self.title(),
             step: self.step.get(),
             said: self.step.said(),
+            holders: self.step.queued().unwrap_or_default(),
             since_usec: self.since_usec,
             deadline_usec: self.deadline_usec,
             uid: self.uid,
