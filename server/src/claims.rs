@@ -90,7 +90,7 @@ impl Cluster {
     }
 
     /// Waits until lists have another record under this name. Only the lists are read, and no etcd.
-    async fn changed_elsewhere(&self, name: &VolumeName, revision: u64) -> Result<()> {
+    pub async fn changed_elsewhere(&self, name: &VolumeName, revision: u64) -> Result<()> {
         let VolumeName { namespace, volume } = name.clone();
         let filter = RecordFilter {
             namespace: Some(namespace),

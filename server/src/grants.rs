@@ -28,6 +28,8 @@ pub enum May {
     Mount,
     Read,
     Register,
+    Create,
+    Delete,
     ClaimFor,
     ReleaseOthers,
     Fence,
@@ -42,6 +44,8 @@ impl May {
             May::Mount => "mount",
             May::Read => "read",
             May::Register => "register",
+            May::Create => "create",
+            May::Delete => "delete",
             May::ClaimFor => "claim-for",
             May::ReleaseOthers => "release-others",
             May::Fence => "fence",
@@ -51,7 +55,7 @@ impl May {
 }
 
 /// Words that a later server takes. A configuration may have them already; they allow nothing yet.
-const LATER: [&str; 7] = ["create", "delete", "expand", "snapshot", "attach", "drain", "cluster"];
+const LATER: [&str; 5] = ["expand", "snapshot", "attach", "drain", "cluster"];
 
 /// The beginning of a word that has the name of a plugin, whose controller calls a node may be sent.
 const CONTROLLER: &str = "controller:";
@@ -147,6 +151,8 @@ fn is_word(word: &str) -> bool {
         May::Mount,
         May::Read,
         May::Register,
+        May::Create,
+        May::Delete,
         May::ClaimFor,
         May::ReleaseOthers,
         May::Fence,

@@ -23,7 +23,8 @@ pub struct Memory {
     pub failed: HashMap<Wish, Failed>,
 }
 
-/// What a claim wants: its ID, whether it ends, and whether it was given up. What it wants next has no failure yet.
+/// What a claim or a volume wants: the claim's ID, or the call for the volume. Then whether the claim ends, and whether it was given up.
+/// What it wants next has no failure yet.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Wish {
     claim: String,
@@ -66,6 +67,11 @@ impl Wish {
     pub fn of(claim: &Claim) -> Wish {
         let is_blocked = claim.blocked.is_some();
         Wish { claim: claim.id.clone(), is_releasing: claim.releasing, is_blocked }
+    }
+
+    /// Makes the wish of a volume that is created or deleted. No claim's ID is the word for a call.
+    pub fn of_volume(call: &str, is_blocked: bool) -> Wish {
+        Wish { claim: call.to_owned(), is_releasing: false, is_blocked }
     }
 }
 

@@ -11,7 +11,7 @@ use csid_etcd::ClaimInList as ClaimOfList;
 /// Claims in a volume's row at most: for operators, and for others. A node needs its own ones, and takes 128 KiB.
 const OPERATORS_CLAIMS: usize = 256;
 const CLAIMS: usize = 64;
-/// The limit of a claim's error, in bytes.
+/// The limit of a claim's error and of a volume's, in bytes.
 const ERROR: usize = 512;
 
 /// Returns a record as this caller may see it. The maps and flags of a spec may contain a secret, so a node sees those of a volume
@@ -44,6 +44,11 @@ pub fn row(record: &Record, caller: &Identity) -> VolumeRow {
         revision: record.revision,
         claim_count: u64::try_from(count).unwrap_or(u64::MAX),
         capacity: registration.and_then(|of| of.capacity).unwrap_or(0),
+        error: registration
+            .filter(|of| caller.role == Role::Operator || of.owner == caller.to_string())
+            .and_then(|of| of.blocked.as_ref().map(|blocked| &blocked.reason).or(of.error.as_ref()))
+            .map(|error| cut(error, ERROR).into_owned())
+            .unwrap_or_default(),
     }
 }
 

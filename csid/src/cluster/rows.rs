@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use csi_proto::cluster::v1::{Capability, Spec, Topology, VolumeRow};
 
 use crate::error::{Error, Result};
-use crate::store::registry::{Record, VolumeName, VolumeSpec};
+use crate::store::registry::{Record, Registration, VolumeName, VolumeSpec};
 use crate::store::rows::VolumeKey;
 use crate::volume::rules;
 use crate::volume::servers::Attached;
@@ -63,13 +63,17 @@ pub(super) fn read_record(name: &VolumeName, row: VolumeRow) -> Result<Record> {
     };
     rules::check_volume(&row.plugin, &row.external_id, &spec)?;
     rules::check_name("owner", &row.owner)?;
+    rules::check_capacity(row.capacity, 0)?;
     // A server must not choose which of this host's secrets the plugin gets.
     if let Some(credential) = &spec.credential {
         rules::check_credential(&name.namespace, credential)?;
     }
     Ok(Record {
         volume: VolumeKey::new(row.plugin, row.external_id),
-        registration: Some(rules::new_registration(&row.owner, spec)),
+        registration: Some(Registration {
+            capacity: Some(row.capacity).filter(|bytes| *bytes > 0),
+            ..rules::new_registration(&row.owner, spec)
+        }),
         ..Record::none(name.clone())
     })
 }

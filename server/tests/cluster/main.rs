@@ -8,6 +8,8 @@ mod attach_random;
 mod attach_waits;
 mod certificates;
 mod claims;
+mod creation_failures;
+mod creations;
 mod credentials;
 #[path = "../../../etcd/tests/etcd/cluster.rs"]
 #[allow(dead_code, reason = "the tests of the registry use more of it")]

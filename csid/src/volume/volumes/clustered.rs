@@ -1,15 +1,19 @@
 //! What a node does when the servers of its cluster are there, or want something.
 
 use std::collections::BTreeSet;
+use std::time::Instant;
 
 use crate::error::{Error, Kind, Result};
 use crate::store::registry::{Claim, ClaimFilter, ClaimState, ListedClaim, Record, RecordFilter, VolumeName};
 use crate::store::{Durability, MountFilter};
-use crate::volume::api::requests::{Authority, ReleaseRequest, Wait};
+use crate::volume::api::requests::{Authority, CreateRequest, ReleaseRequest, VolumeRequest, Wait};
+use crate::volume::api::views::VolumeView;
 use crate::volume::context::Context;
+use crate::volume::lifecycle::refuse_nonsense;
 use crate::volume::manager::Volumes;
 use crate::volume::model::subject::{ClaimKey, Subject};
 use crate::volume::operation::message::Message;
+use crate::volume::servers::{ServerCreation, Servers};
 
 impl Context {
     /// Refuses a call that is not done in a cluster. `what` is the call.
@@ -48,6 +52,22 @@ fn is_own(record: &Record, cluster: &str) -> bool {
         || record.attachments.iter().any(|at| at.by_call.is_some() || record.claims.is_empty())
 }
 
+/// Refuses a call of a user, and one with secrets of its own. The servers know this host as the owner, and take no secrets.
+fn refuse_at_servers(uid: u32, has_secrets: bool) -> Result<()> {
+    match () {
+        () if uid != 0 => {
+            let text = "in a cluster root alone creates and deletes volumes on a host";
+            Err(Error::new(Kind::NotAuthorized, text))
+        }
+        () if has_secrets => {
+            let text =
+                "secrets and credential: a volume of the servers has the credential of its registration";
+            Err(Error::new(Kind::NotSupported, text))
+        }
+        () => Ok(()),
+    }
+}
+
 impl Volumes {
     /// Returns the volumes that csid has registered, claimed or attached without servers, and those that it has mounted although no server
     /// may know them.
@@ -63,6 +83,48 @@ impl Volumes {
             own.extend(inline.map(|(row, _)| VolumeName::of(&row.key)));
         }
         Ok(own)
+    }
+
+    /// Has the servers create a volume. A controller's host calls the plugin, which need not run here.
+    pub(in crate::volume) async fn create_at_servers(
+        &self,
+        servers: &dyn Servers,
+        request: CreateRequest,
+    ) -> Result<VolumeView> {
+        let CreateRequest { name, plugin, spec, capacity_min, capacity_max, register, uid, secrets, wait } =
+            request;
+        self.shared.changeable()?;
+        refuse_nonsense(&spec)?;
+        let no = |text: &str| Err(Error::new(Kind::NotSupported, text));
+        match () {
+            () if !register => return no("register: the servers of a cluster keep each volume they create"),
+            () if !spec.snapshot.is_empty() || !spec.clone.is_empty() => {
+                return no("snapshot and clone: the servers of a cluster create empty volumes alone");
+            }
+            () => {}
+        }
+        refuse_at_servers(uid, secrets.is_some())?;
+        let until = self.give_up_at(&wait);
+        let creation = ServerCreation { plugin, spec, capacity_min, capacity_max };
+        let record = servers.create(name, creation, until).await?;
+        Ok(self.shared.view(record, Vec::new()))
+    }
+
+    /// Has the servers delete a volume.
+    pub(in crate::volume) async fn delete_at_servers(
+        &self,
+        servers: &dyn Servers,
+        request: VolumeRequest,
+    ) -> Result<()> {
+        let VolumeRequest { name, uid, secrets, credential, wait, .. } = request;
+        refuse_at_servers(uid, secrets.is_some() || credential.is_some())?;
+        servers.delete(name, self.give_up_at(&wait)).await
+    }
+
+    /// Returns when a call to the servers is given up: at the caller's deadline, and not later than csid gives up an operation.
+    fn give_up_at(&self, wait: &Wait) -> Instant {
+        let latest = Instant::now() + self.shared.config.borrow().deadlines.operation;
+        wait.deadline.map_or(latest, |deadline| deadline.min(latest))
     }
 
     /// Has unfinished work continued at once: a server can be asked again.
