@@ -1,12 +1,12 @@
-//! The creation and the deletion of volumes, as callers ask for them. The intent is written here, and the caller waits for the outcome.
+//! The creation, the deletion and the expansion of volumes, as callers ask for them. The intent is written here, and the caller waits for the outcome.
 
 use std::time::Duration;
 
-use csi_proto::cluster::v1::{CreateAsk, DeleteAsk, VolumeRow};
+use csi_proto::cluster::v1::{CreateAsk, DeleteAsk, ExpandAsk, VolumeRow};
 use csi_proto::identity::Identity;
 use csid::cluster::rows::read_spec;
 use csid::error::Step;
-use csid::store::registry::{DrivenRpc, Record, Registration, Registry, Standing, VolumeName};
+use csid::store::registry::{DrivenRpc, Expansion, Record, Registration, Registry, Standing, VolumeName};
 use csid::volume::rules;
 use csid::{Error, Kind};
 use tokio::time::Instant;
@@ -28,6 +28,8 @@ enum Wanted {
     /// The plugin, and the registration of the volume that is to be created.
     Create(String, Box<Registration>),
     Delete,
+    /// The least capacity, and the limit.
+    Expand(u64, u64),
 }
 
 /// What a look at the record has found.
@@ -49,6 +51,7 @@ impl Wanted {
         match self {
             Wanted::Create(..) => DrivenRpc::Create,
             Wanted::Delete => DrivenRpc::Delete,
+            Wanted::Expand(..) => DrivenRpc::Expand,
         }
     }
 
@@ -56,6 +59,7 @@ impl Wanted {
         match self {
             Wanted::Create(..) => Step::Create,
             Wanted::Delete => Step::Delete,
+            Wanted::Expand(..) => Step::Expand,
         }
     }
 
@@ -63,6 +67,7 @@ impl Wanted {
         match self {
             Wanted::Create(..) => "created",
             Wanted::Delete => "deleted",
+            Wanted::Expand(..) => "expanded",
         }
     }
 }
@@ -95,6 +100,14 @@ impl Cluster {
         let name = rules::volume_name(&ask.namespace, &ask.volume)?;
         self.require(caller, &name.namespace, May::Delete)?;
         self.reach(caller, &name, &Wanted::Delete).await
+    }
+
+    /// Has a plugin's controller expand a volume that is the caller's own. What nodes have to do is in the row.
+    pub async fn expand(&self, caller: &Identity, ask: ExpandAsk) -> Result<VolumeRow> {
+        let name = rules::volume_name(&ask.namespace, &ask.volume)?;
+        self.require(caller, &name.namespace, May::Expand)?;
+        rules::check_capacity(ask.required, ask.limit)?;
+        self.reach(caller, &name, &Wanted::Expand(ask.required, ask.limit)).await
     }
 
     /// Writes what is wanted, and waits until it is so. When that takes too long it goes on.
@@ -146,6 +159,7 @@ impl Cluster {
                 Some(_) => rules::join_creation(&mut after, plugin, new, false)?,
             },
             Wanted::Delete => begin_deletion(&mut after)?,
+            Wanted::Expand(required, limit) => begin_expansion(&mut after, *required, *limit)?,
         }
         let after = match after == record {
             true => record,
@@ -177,6 +191,8 @@ impl Cluster {
             (Wanted::Delete, Some(Standing::Registered)) => true,
             // Another caller has the volume deleted.
             (Wanted::Create(..), Some(Standing::Deleting { .. })) => true,
+            // The plugin has refused it, or has answered with less.
+            (Wanted::Expand(..), _) => !record.awaits_expansion() && !is_done(&record, wanted),
             _ => false,
         };
         if has_ended {
@@ -188,7 +204,9 @@ impl Cluster {
                 );
                 Error::new(Kind::PluginError, text)
             };
-            let error = known.unwrap_or_else(unknown);
+            let noted = record.registration.as_ref().and_then(|of| of.error.clone());
+            let noted = noted.map(|error| Error::new(Kind::PluginError, error));
+            let error = known.or(noted).unwrap_or_else(unknown);
             return Err(error.with(|details| details.step = Some(wanted.step())).into());
         }
         if let Some(blocked) = record.registration.as_ref().and_then(|of| of.blocked.clone()) {
@@ -201,13 +219,26 @@ impl Cluster {
     }
 }
 
+/// Returns whether a record is as wanted.
+fn is_done(record: &Record, wanted: &Wanted) -> bool {
+    match (wanted, record.registration.as_ref()) {
+        (Wanted::Create(..), of) => of.is_some_and(|of| of.standing == Standing::Registered),
+        (Wanted::Delete, of) => of.is_none(),
+        (Wanted::Expand(..), None) => false,
+        (Wanted::Expand(required, _), Some(of)) => {
+            // A plugin need not report the capacity. A refusal leaves its error.
+            let is_large = of.capacity.is_none_or(|has| has >= *required);
+            of.standing == Standing::Registered
+                && !record.awaits_expansion()
+                && of.error.is_none()
+                && is_large
+        }
+    }
+}
+
 /// Returns what a record says of what is wanted.
 fn looked(record: &Record, caller: &Identity, wanted: &Wanted) -> Looked {
-    let is_done = match (wanted, record.registration.as_ref().map(|of| &of.standing)) {
-        (Wanted::Create(..), Some(Standing::Registered)) | (Wanted::Delete, None) => true,
-        (Wanted::Create(..) | Wanted::Delete, _) => false,
-    };
-    match is_done {
+    match is_done(record, wanted) {
         true => Looked::Done(Box::new(view::row(record, caller))),
         false => {
             let error = record.registration.as_ref().and_then(|of| of.error.clone());
@@ -231,6 +262,18 @@ fn begin_deletion(record: &mut Record) -> Result<()> {
             let has_begun = rules::begin_deletion(record, &volume, false)?;
             rules::set_unasked(record, !has_begun || unasked);
         }
+    }
+    Ok(())
+}
+
+/// Enters an expansion. A volume that is large enough stays as it is.
+fn begin_expansion(record: &mut Record, required: u64, limit: u64) -> Result<()> {
+    rules::registered(record)?;
+    let Some(registration) = &mut record.registration else { return Ok(()) };
+    registration.error = None;
+    if (required, limit) != (0, 0) && rules::falls_short(registration.capacity, required, limit)? {
+        let asked = Expansion { required, limit, by_controller: false };
+        registration.pending_expansion = Some(asked);
     }
     Ok(())
 }

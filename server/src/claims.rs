@@ -187,6 +187,9 @@ impl Cluster {
             }
         }
         let present = record.claim_at(&claim.consumer, node);
+        if present.is_none() {
+            rules::refuse_expanding(&record)?;
+        }
         if let Some(error) = self.rolled_back(wanted, present, waits) {
             return Err(error);
         }

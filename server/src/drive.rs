@@ -281,14 +281,19 @@ impl Driving {
             }
             _ => {}
         }
+        let mut of_volume: Option<Duration> = None;
         if let Some(rpc) = rpc_of_volume(&record) {
-            return self.turn_of_volume(&record, rpc, memory, guards).await;
+            match self.turn_of_volume(&record, rpc, memory, guards.clone()).await? {
+                // Claims have their turn while an expansion waits.
+                Turn::Wait(time) | Turn::Rest(time) if rpc == DrivenRpc::Expand => of_volume = Some(time),
+                turn => return Ok(turn),
+            }
         }
         let hosts = self.cluster.hosts(&record, self.sessions.controllers(&record.volume.plugin));
         let Next { host, may_run } = self.choose(&record, &hosts, memory);
-        let mut is_waiting = false;
+        let mut is_waiting = of_volume.is_some();
         let is_there = |wish: &Wish| record.claims.iter().any(|claim| Wish::of(claim) == *wish);
-        memory.failed.retain(|wish, _| is_there(wish));
+        memory.failed.retain(|wish, _| is_there(wish) || (of_volume.is_some() && wish.is_of_volume()));
         let mut pause: Option<Duration> = None;
         for claim in due(&record) {
             let wish = Wish::of(claim);
@@ -360,10 +365,11 @@ impl Driving {
         }
         // The host's next session ends the rest, and so does a change of the record. A pending claim's node may leave meanwhile.
         let is_pending = record.claims.iter().any(|claim| claim.state == ClaimState::Pending);
-        let reasons = [pause, may_run.filter(|_| is_bound), is_pending.then_some(NOTHING)];
+        let reasons = [pause, may_run.filter(|_| is_bound), is_pending.then_some(NOTHING), of_volume];
         let rest = reasons.into_iter().flatten().min().unwrap_or(NOTHING);
         // A task that waits for long would have the place of another volume's.
-        Ok(if pause.is_some() && rest < SHORT { Turn::Wait(rest) } else { Turn::Rest(rest) })
+        let is_short = (pause.is_some() || of_volume.is_some()) && rest < SHORT;
+        Ok(if is_short { Turn::Wait(rest) } else { Turn::Rest(rest) })
     }
 
     /// Returns whether a node has had no session for so long that nobody waits there for its pending claims.
@@ -680,7 +686,7 @@ fn effect_of(call: &DrivenCall) -> Option<ClaimEffect> {
     let action = match call.rpc {
         DrivenRpc::Publish => ClaimAction::Attach,
         DrivenRpc::Unpublish => ClaimAction::Detach,
-        DrivenRpc::Create | DrivenRpc::Delete => return None,
+        DrivenRpc::Create | DrivenRpc::Delete | DrivenRpc::Expand => return None,
     };
     let (consumer, node) = (call.consumer.clone(), call.node.clone());
     Some(ClaimEffect { action, consumer, node, from: None, grant: None })

@@ -30,6 +30,7 @@ pub enum May {
     Register,
     Create,
     Delete,
+    Expand,
     ClaimFor,
     ReleaseOthers,
     Fence,
@@ -46,6 +47,7 @@ impl May {
             May::Register => "register",
             May::Create => "create",
             May::Delete => "delete",
+            May::Expand => "expand",
             May::ClaimFor => "claim-for",
             May::ReleaseOthers => "release-others",
             May::Fence => "fence",
@@ -55,7 +57,7 @@ impl May {
 }
 
 /// Words that a later server takes. A configuration may have them already; they allow nothing yet.
-const LATER: [&str; 5] = ["expand", "snapshot", "attach", "drain", "cluster"];
+const LATER: [&str; 4] = ["snapshot", "attach", "drain", "cluster"];
 
 /// The beginning of a word that has the name of a plugin, whose controller calls a node may be sent.
 const CONTROLLER: &str = "controller:";
@@ -153,6 +155,7 @@ fn is_word(word: &str) -> bool {
         May::Register,
         May::Create,
         May::Delete,
+        May::Expand,
         May::ClaimFor,
         May::ReleaseOthers,
         May::Fence,

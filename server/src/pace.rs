@@ -9,6 +9,8 @@ use tokio::time::Instant;
 
 /// The first and the longest pause between two tries.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+/// The beginning of a volume's wish, which no ID of a claim has.
+const OF_VOLUME: &str = "volume: ";
 /// Calls of one plugin at the same time. A plugin that hangs leaves places to other plugins.
 const CALLS: usize = 250;
 
@@ -69,9 +71,13 @@ impl Wish {
         Wish { claim: claim.id.clone(), is_releasing: claim.releasing, is_blocked }
     }
 
-    /// Makes the wish of a volume that is created or deleted. No claim's ID is the word for a call.
+    /// Makes the wish of a volume itself: its creation, for example.
     pub fn of_volume(call: &str, is_blocked: bool) -> Wish {
-        Wish { claim: call.to_owned(), is_releasing: false, is_blocked }
+        Wish { claim: format!("{OF_VOLUME}{call}"), is_releasing: false, is_blocked }
+    }
+
+    pub fn is_of_volume(&self) -> bool {
+        self.claim.starts_with(OF_VOLUME)
     }
 }
 

@@ -1,4 +1,4 @@
-//! CreateVolume and DeleteVolume of a volume, driven as attaches are. The volume's standing says what is due.
+//! CreateVolume, DeleteVolume and ControllerExpandVolume of a volume, driven as attaches are. The volume's standing says what is due.
 //!
 //! ```text
 //!             created                        deleted
@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use csi_proto::cluster::v1::CallClass;
 use csid::store::registry::{
-    Blocked, Conflict, DrivenCall, DrivenRpc, Driver, Record, Registration, Registry, RegistryError,
-    VolumeName,
+    Blocked, Conflict, DrivenCall, DrivenRpc, Driver, Expansion, Record, Registration, Registry,
+    RegistryError, VolumeName,
 };
 use csid::volume::rules;
 use csid::{Error, Kind};
@@ -52,7 +52,8 @@ impl Driving {
         mut guards: Vec<Guard>,
     ) -> Result<Turn> {
         let wish = wish_of(record, rpc);
-        memory.failed.retain(|of, _| *of == wish);
+        // Claims have their failures while the volume is expanded, and else none.
+        memory.failed.retain(|of, _| *of == wish || (rpc == DrivenRpc::Expand && !of.is_of_volume()));
         if record.registration.as_ref().is_some_and(|of| of.blocked.is_some())
             && !memory.failed.contains_key(&wish)
         {
@@ -70,10 +71,15 @@ impl Driving {
         let Some(of_host) = self.cluster.host_guard(host).await? else { return Ok(Turn::Rest(NOTHING)) };
         guards.push(of_host);
         match self.call_for_volume(record, rpc, host, guards).await? {
-            None | Some(VolumeEnd::Created(_) | VolumeEnd::Deleted) => drop(memory.failed.remove(&wish)),
+            None => {}
+            Some(VolumeEnd::Created(_) | VolumeEnd::Deleted | VolumeEnd::Expanded { .. }) => {
+                drop(memory.failed.remove(&wish));
+            }
             Some(VolumeEnd::Failed(failed)) if failed.is_retried() => {
                 memory.has_failed(wish, Duration::ZERO);
             }
+            // A refused expansion is over.
+            Some(VolumeEnd::Failed(_)) if rpc == DrivenRpc::Expand => drop(memory.failed.remove(&wish)),
             Some(VolumeEnd::Failed(_)) => memory.has_failed(Wish::of_volume(word(rpc), true), BLOCKED),
         }
         Ok(Turn::Again)
@@ -121,7 +127,7 @@ impl Driving {
         let name = &had.name;
         let had_driver = had.driver.as_ref().filter(|driver| driver.host == call.host);
         let unanswered = match ended {
-            VolumeEnd::Created(_) | VolumeEnd::Deleted => None,
+            VolumeEnd::Created(_) | VolumeEnd::Deleted | VolumeEnd::Expanded { .. } => None,
             VolumeEnd::Failed(failed) => match failed.class {
                 // The plugin may go on with it after its time. Another host's plugin would not wait for that.
                 CallClass::Unknown | CallClass::Again => Some(call.message.call.clone()),
@@ -155,9 +161,12 @@ impl Driving {
                     }
                 }
                 (VolumeEnd::Deleted, _) => after.registration = None,
-                (VolumeEnd::Failed(of), _) => {
-                    failed = enter_failure(&mut after, call.rpc, of, !is_unasked(had));
+                (VolumeEnd::Expanded { capacity, node_is_due }, _) => {
+                    if let Some(asked) = pending(had) {
+                        rules::enter_expanded(&mut after, asked, *capacity, *node_is_due);
+                    }
                 }
+                (VolumeEnd::Failed(of), _) => failed = enter_failure(&mut after, call.rpc, of, had),
             }
             after.driver = record.driver.as_ref().zip(unanswered.clone()).map(|(driver, unanswered)| {
                 Driver { server: String::new(), call: None, unanswered, ..driver.clone() }
@@ -191,13 +200,23 @@ fn is_anothers(name: &VolumeName, other: &VolumeName) -> Error {
     Error::new(Kind::AlreadyExists, text)
 }
 
-/// Enters that a call has failed. Returns the error if nothing is left to do for the volume.
-fn enter_failure(
-    record: &mut Record,
-    rpc: DrivenRpc,
-    failed: &VolumeFailure,
-    asked_before: bool,
-) -> Option<Error> {
+/// Returns the expansion that a record asks for.
+fn pending(record: &Record) -> Option<Expansion> {
+    record.registration.as_ref().and_then(|of| of.pending_expansion)
+}
+
+/// Enters that a call has failed. Returns the error if nothing is left to do for the volume. `had`: the record before the call's intent.
+fn enter_failure(record: &mut Record, rpc: DrivenRpc, failed: &VolumeFailure, had: &Record) -> Option<Error> {
+    if rpc == DrivenRpc::Expand {
+        // An expansion may be asked for again, whatever an earlier call has done.
+        if let (false, Some(asked)) = (failed.is_retried(), pending(had)) {
+            rules::expansion_refused(record, asked, &failed.error.message);
+            return Some(failed.error.clone());
+        }
+        note(record, &failed.error);
+        return None;
+    }
+    let asked_before = !is_unasked(had);
     if failed.is_no(asked_before) {
         match rpc {
             DrivenRpc::Delete => rules::deletion_refused(record),

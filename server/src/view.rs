@@ -1,10 +1,10 @@
 //! Records as callers see them.
 
-use csi_proto::cluster::v1::{ClaimInList, ClaimRow, Spec, Use, VolumeRow};
+use csi_proto::cluster::v1::{ClaimInList, ClaimRow, NodeExpansion, Spec, Use, VolumeRow};
 use csi_proto::identity::{Identity, Role};
 use csid::cluster::rows::write_spec;
 use csid::error::cut;
-use csid::store::registry::{Claim, ClaimState, Record, Standing, VolumeSpec};
+use csid::store::registry::{Claim, ClaimState, Expansion, Record, Standing, VolumeSpec};
 use csid::volume::rules::words_of;
 use csid_etcd::ClaimInList as ClaimOfList;
 
@@ -44,6 +44,10 @@ pub fn row(record: &Record, caller: &Identity) -> VolumeRow {
         revision: record.revision,
         claim_count: u64::try_from(count).unwrap_or(u64::MAX),
         capacity: registration.and_then(|of| of.capacity).unwrap_or(0),
+        expansion: registration
+            .and_then(|of| of.pending_expansion)
+            .filter(|of| of.by_controller)
+            .map(|Expansion { required, limit, .. }| NodeExpansion { required, limit }),
         error: registration
             .filter(|of| caller.role == Role::Operator || of.owner == caller.to_string())
             .and_then(|of| of.blocked.as_ref().map(|blocked| &blocked.reason).or(of.error.as_ref()))

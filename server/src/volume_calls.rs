@@ -1,4 +1,4 @@
-//! A controller call for a volume itself, and its end: CreateVolume and DeleteVolume.
+//! A controller call for a volume itself, and its end: CreateVolume, DeleteVolume and ControllerExpandVolume.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use csi_proto::cluster::v1::call_ended::How;
 use csi_proto::cluster::v1::controller_call::Method;
 use csi_proto::cluster::v1::{
     Answer, CallClass, CallEnded, Capability, ControllerCall, CreateVolume, CreatedVolume, DeleteVolume,
-    Topology,
+    ExpandVolume, Topology,
 };
 use csid::store::registry::{DrivenRpc, Record, Registration, Standing};
 use csid::volume::rules::{self, Created};
@@ -21,6 +21,7 @@ pub fn rpc_of_volume(record: &Record) -> Option<DrivenRpc> {
     match &record.registration.as_ref()?.standing {
         Standing::Creating(_) if record.volume.handle.is_creating() => Some(DrivenRpc::Create),
         Standing::Deleting { .. } => Some(DrivenRpc::Delete),
+        Standing::Registered if record.awaits_expansion() => Some(DrivenRpc::Expand),
         Standing::Creating(_) | Standing::Registered => None,
     }
 }
@@ -41,6 +42,7 @@ pub fn word(rpc: DrivenRpc) -> &'static str {
         DrivenRpc::Delete => "delete",
         DrivenRpc::Publish => "attach",
         DrivenRpc::Unpublish => "detach",
+        DrivenRpc::Expand => "expand",
     }
 }
 
@@ -55,6 +57,11 @@ pub struct VolumeCall {
 pub enum VolumeEnd {
     Created(Created),
     Deleted,
+    /// `None`: the plugin does not report the capacity.
+    Expanded {
+        capacity: Option<u64>,
+        node_is_due: bool,
+    },
     Failed(VolumeFailure),
 }
 
@@ -114,6 +121,10 @@ impl VolumeCall {
             (DrivenRpc::Delete, Standing::Deleting { .. }) => {
                 (record.volume.handle.text().into_owned(), Method::Delete(DeleteVolume {}))
             }
+            (DrivenRpc::Expand, Standing::Registered) => {
+                let method = expanding(record, registration).ok_or_else(|| lacks("expansion"))?;
+                (record.volume.handle.text().into_owned(), Method::Expand(method))
+            }
             _ => return Err(lacks("standing for the call").into()),
         };
         let message = message(record, registration, order, credential, method, time)?;
@@ -132,10 +143,17 @@ impl VolumeCall {
             VolumeEnd::Failed(VolumeFailure::new(CallClass::Unknown, error))
         };
         match ended.how {
-            Some(How::Answer(Answer { created, .. })) => match (self.rpc, created) {
-                (DrivenRpc::Delete, _) => VolumeEnd::Deleted,
-                (DrivenRpc::Create, Some(created)) => self.read_created(record, created),
-                _ => unknown(format!("node {host} answered CreateVolume without a volume")),
+            Some(How::Answer(Answer { created, expanded, .. })) => match (self.rpc, created, expanded) {
+                (DrivenRpc::Delete, _, _) => VolumeEnd::Deleted,
+                (DrivenRpc::Create, Some(created), _) => self.read_created(record, created),
+                (DrivenRpc::Expand, _, Some(expanded)) => match i64::try_from(expanded.capacity) {
+                    Ok(_) => VolumeEnd::Expanded {
+                        capacity: Some(expanded.capacity).filter(|bytes| *bytes > 0),
+                        node_is_due: expanded.node_expansion_required,
+                    },
+                    Err(_) => unknown(format!("node {host} answered with a capacity above CSI's limit")),
+                },
+                _ => unknown(format!("node {host} answered the controller call without a volume")),
             },
             Some(How::Failed(failure)) => {
                 let is_silent = self.message.hidden.as_ref().is_some_and(|hidden| hidden.more);
@@ -185,6 +203,24 @@ impl VolumeCall {
             }
         }
     }
+}
+
+/// Returns the call of a record's expansion. `None`: it has none, or is usable in no way.
+fn expanding(record: &Record, registration: &Registration) -> Option<ExpandVolume> {
+    let pending = registration.pending_expansion?;
+    let used = record.claims.iter().next().map(|claim| claim.usage.capability);
+    let capability = used.or(registration.spec.capabilities.first().copied())?;
+    let usage = registration.usage(capability);
+    let [access_mode, attachment_mode] = rules::words_of_capability(capability).map(str::to_owned);
+    Some(ExpandVolume {
+        capability: Some(Capability { access_mode, attachment_mode }),
+        fs_type: usage.fs_type,
+        mount_flags: usage.mount_flags,
+        mount_group: usage.mount_group,
+        required: pending.required,
+        limit: pending.limit,
+        in_use: rules::refuse_used(record).is_err(),
+    })
 }
 
 fn creating(registration: &Registration, (capacity_min, capacity_max): (u64, u64)) -> CreateVolume {

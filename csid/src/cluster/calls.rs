@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use csi_proto::cluster::v1::{
-    ChangeAsk, ClaimAsk, CreateAsk, DeleteAsk, Granted as GrantedRow, Owed, Register, Use, VolumeAsk,
-    VolumeRow, change_ask,
+    ChangeAsk, ClaimAsk, CreateAsk, DeleteAsk, ExpandAsk, Granted as GrantedRow, Owed, Register, Use,
+    VolumeAsk, VolumeRow, change_ask,
 };
 use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::Semaphore;
@@ -212,6 +212,20 @@ impl Servers for Node {
             };
             let row = self.change_until(change_ask::What::Create(create), until).await?;
             read_record(&name, row)
+        }
+        .boxed()
+    }
+
+    fn expand(
+        &self,
+        name: VolumeName,
+        (required, limit): (u64, u64),
+        until: Instant,
+    ) -> BoxFuture<'_, Result<Record>> {
+        async move {
+            let (namespace, volume) = (name.namespace.clone(), name.volume.clone());
+            let expand = change_ask::What::Expand(ExpandAsk { namespace, volume, required, limit });
+            read_record(&name, self.change_until(expand, until).await?)
         }
         .boxed()
     }

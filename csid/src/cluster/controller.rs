@@ -7,7 +7,7 @@ use csi_proto::cluster::v1::call_ended::How;
 use csi_proto::cluster::v1::controller_call::Method;
 use csi_proto::cluster::v1::{
     Answer, CallClass, CallEnded, CallFailure, ControllerCall, CreateVolume, CreatedVolume, DeleteVolume,
-    Hidden, Publish, Topology, Unpublish,
+    ExpandVolume, ExpandedVolume, Hidden, Publish, Topology, Unpublish,
 };
 use csi_proto::cluster::{CALL, HIDE};
 use prost::Message;
@@ -72,7 +72,7 @@ impl Node {
         match volumes.call_controller(forwarded).await {
             Ok(ForwardedAnswer::Attached(publish_context)) => {
                 match rules::check_publish_context(&publish_context) {
-                    Ok(()) => ended(&call, How::Answer(Answer { publish_context, created: None })),
+                    Ok(()) => ended(&call, How::Answer(Answer { publish_context, ..Answer::default() })),
                     Err(error) => {
                         let outcome = ClaimOutcome::Hopeless(error.message.clone());
                         ended(&call, failure(ForwardedFailure { outcome, error }))
@@ -80,6 +80,10 @@ impl Node {
                 }
             }
             Ok(ForwardedAnswer::Created(created)) => ended(&call, answer_created(created)),
+            Ok(ForwardedAnswer::Expanded(capacity, node_expansion_required)) => {
+                let expanded = ExpandedVolume { capacity: capacity.unwrap_or(0), node_expansion_required };
+                ended(&call, How::Answer(Answer { expanded: Some(expanded), ..Answer::default() }))
+            }
             Ok(ForwardedAnswer::Done) => ended(&call, How::Answer(Answer::default())),
             Err(failed) => ended(&call, failure(failed)),
         }
@@ -151,6 +155,7 @@ fn read(call: &ControllerCall) -> Result<ForwardedCall> {
             rules::check_external_id(&call.order)?;
             ForwardedRpc::Delete
         }
+        Method::Expand(expand) => expanding(&name, call, expand)?,
     };
     Ok(ForwardedCall {
         name,
@@ -180,6 +185,23 @@ fn publishing(name: &VolumeName, call: &ControllerCall, publish: Publish) -> Res
     let registration: Registration = rules::new_registration("", spec);
     let usage = Box::new(registration.usage(capability));
     Ok(ForwardedRpc::Publish { node_id: publish.node_id, usage, read_only: publish.read_only })
+}
+
+fn expanding(name: &VolumeName, call: &ControllerCall, expand: ExpandVolume) -> Result<ForwardedRpc> {
+    let of = expand.capability.ok_or_else(|| Error::invalid(format!("{name}: capability is missing")))?;
+    let capability = rules::read_capability(&of.access_mode, &of.attachment_mode)?;
+    let (required, limit) = (expand.required, expand.limit);
+    rules::check_capacity(required, limit)?;
+    let spec = VolumeSpec {
+        capabilities: vec![capability],
+        fs_type: expand.fs_type,
+        mount_flags: expand.mount_flags,
+        mount_group: expand.mount_group,
+        ..VolumeSpec::default()
+    };
+    rules::check_volume(&call.plugin, &call.order, &spec)?;
+    let usage = Box::new(rules::new_registration("", spec).usage(capability));
+    Ok(ForwardedRpc::Expand { required, limit, usage, in_use: expand.in_use })
 }
 
 fn creating(call: &ControllerCall, create: CreateVolume) -> Result<ForwardedCreation> {
@@ -302,6 +324,13 @@ mod tests {
         };
         assert!(read(&creation("+name", &|_| {})).is_ok_and(|call| call.external_id == "name"));
         assert!(read(&deletion("ext")).is_ok());
+        let expansion = |order: &str, change: &dyn Fn(&mut ExpandVolume)| {
+            let capability = created().capabilities.pop();
+            let mut expand = ExpandVolume { capability, required: 8192, ..ExpandVolume::default() };
+            change(&mut expand);
+            ControllerCall { order: order.into(), method: Some(Method::Expand(expand)), ..good() }
+        };
+        assert!(read(&expansion("ext", &|_| {})).is_ok());
         let long = || "x".repeat(10_000);
         for (lie, call) in [
             ("no method", ControllerCall { method: None, ..good() }),
@@ -338,6 +367,14 @@ mod tests {
             (
                 "a creation in a topology of nothing",
                 creation("+name", &|of| of.topologies.push(Topology::default())),
+            ),
+            ("an expansion of no volume", expansion("", &|_| {})),
+            ("an expansion of no use", expansion("ext", &|of| of.capability = None)),
+            ("an expansion above CSI", expansion("ext", &|of| of.required = u64::MAX)),
+            ("an expansion below itself", expansion("ext", &|of| of.limit = 1)),
+            (
+                "an expansion with many flags",
+                expansion("ext", &|of| of.mount_flags = vec!["x".repeat(100); 1000]),
             ),
             ("a deletion of no volume", deletion("")),
             ("a deletion of a long id", deletion(&long())),

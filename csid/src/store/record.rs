@@ -272,6 +272,8 @@ pub enum DrivenRpc {
     Create,
     /// DeleteVolume.
     Delete,
+    /// ControllerExpandVolume.
+    Expand,
 }
 
 /// Shows no value of the publish context, since a plugin may put a token there.
@@ -404,5 +406,13 @@ impl Record {
             || self.claims.iter().any(|claim| claim.releasing || claim.state != ClaimState::Taken)
             || self.attachments.iter().any(|at| at.leg != Leg::Present)
             || self.driver.is_some()
+            || self.awaits_expansion()
+    }
+
+    /// Returns whether the servers of a cluster have a controller expand the volume. csid alone expands it after the next mount.
+    pub fn awaits_expansion(&self) -> bool {
+        self.registration.as_ref().is_some_and(|of| {
+            !of.owner.is_empty() && of.pending_expansion.is_some_and(|pending| !pending.by_controller)
+        })
     }
 }

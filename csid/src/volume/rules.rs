@@ -24,8 +24,8 @@ pub use crate::volume::model::claim::{
 };
 pub use crate::volume::model::paths::name_at_plugin;
 pub use crate::volume::transitions::{
-    AfterCreation, begin_creation, begin_deletion, deletion_refused, doom, enter_created, join_creation,
-    not_created, refuse_used, set_unasked,
+    AfterCreation, begin_creation, begin_deletion, deletion_refused, doom, enter_created, enter_expanded,
+    expansion_refused, falls_short, join_creation, not_created, refuse_expanding, refuse_used, set_unasked,
 };
 
 /// The limit of a publish context in a cluster, in bytes. A plugin's longer answer is refused.

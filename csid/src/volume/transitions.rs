@@ -1,9 +1,9 @@
-//! The creation and the deletion of a volume, as changes of its record. They are pure: csid alone makes the calls to the plugin between
+//! The creation, the deletion and the expansion of a volume, as changes of its record. They are pure: csid alone makes the calls to the plugin between
 //! them, and so do the servers of a cluster.
 
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 use crate::plugin::Created;
-use crate::store::registry::{Creation, Record, Registration, Standing};
+use crate::store::registry::{Creation, Expansion, Record, Registration, Standing};
 use crate::store::rows::VolumeKey;
 use crate::volume::errors::volume::VolumeError;
 use crate::volume::lifecycle::{is_asked_for_by, is_unborn, refuse_other};
@@ -151,6 +151,45 @@ pub fn deletion_refused(record: &mut Record) {
         let standing = Standing::clone(back.as_deref()?);
         Some(Registration { standing, blocked: None, error: None, ..registration })
     });
+}
+
+/// Returns whether a volume is to be larger than it is. `current`: its capacity in bytes, `None` if that is not known.
+pub fn falls_short(current: Option<u64>, required: u64, limit: u64) -> Result<bool> {
+    let least = required.max(current.unwrap_or(0));
+    if limit > 0 && limit < least {
+        let text = format!("limit {limit} is less than what the volume has or is to have ({least})");
+        return Err(Error::invalid(text));
+    }
+    Ok(current.is_none_or(|has| required > has))
+}
+
+/// Enters the controller's answer to an expansion. An expansion that another call has asked for meanwhile stays.
+pub fn enter_expanded(record: &mut Record, asked: Expansion, capacity: Option<u64>, node_is_due: bool) {
+    let Some(registration) = &mut record.registration else { return };
+    if registration.pending_expansion == Some(asked) {
+        let of_nodes = Expansion { by_controller: true, ..asked };
+        registration.pending_expansion = node_is_due.then_some(of_nodes);
+        registration.error = None;
+    }
+    registration.capacity = capacity.or(registration.capacity);
+}
+
+/// Takes back an expansion that the plugin has refused. `why` is for the callers that wait for it.
+pub fn expansion_refused(record: &mut Record, asked: Expansion, why: &str) {
+    if let Some(registration) = &mut record.registration
+        && registration.pending_expansion == Some(asked)
+    {
+        registration.pending_expansion = None;
+        registration.error = Some(why.to_owned());
+    }
+}
+
+/// Refuses the first claim of a volume while a controller may be expanding it. The plugin may expand it OFFLINE (CSI rule 26).
+pub fn refuse_expanding(record: &Record) -> Result<()> {
+    match record.claims.is_empty() && record.driver.is_some() && record.awaits_expansion() {
+        true => Err(Error::new(Kind::Busy, format!("{} is being expanded", record.name))),
+        false => Ok(()),
+    }
 }
 
 /// Notes whether the plugin was asked for a creation or deletion that is in the record. Another standing stays.

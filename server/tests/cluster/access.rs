@@ -8,8 +8,8 @@ use csi_proto::cluster::v1::change_ask::What;
 use csi_proto::cluster::v1::cluster_client::ClusterClient;
 use csi_proto::cluster::v1::node_change::Change;
 use csi_proto::cluster::v1::{
-    Accept, BlockAsk, ChangeAsk, CreateAsk, DeleteAsk, Deregister, ListAsk, NodeAsk, NodeChange, NodesAsk,
-    ReleaseAsk, ServersAsk, VolumeAsk,
+    Accept, BlockAsk, ChangeAsk, CreateAsk, DeleteAsk, Deregister, ExpandAsk, ListAsk, NodeAsk, NodeChange,
+    NodesAsk, ReleaseAsk, ServersAsk, VolumeAsk,
 };
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Status};
@@ -89,6 +89,8 @@ async fn calls(channel: &Channel, node: &str, namespace: &str) -> BTreeMap<&'sta
     found.insert("create", became(client.change(ChangeAsk { what: Some(What::Create(create)) }).await));
     let delete = DeleteAsk { namespace: namespace.into(), volume: "nothing".into() };
     found.insert("delete", became(client.change(ChangeAsk { what: Some(What::Delete(delete)) }).await));
+    let expand = ExpandAsk { namespace: namespace.into(), volume: "nothing".into(), required: 1, limit: 0 };
+    found.insert("expand", became(client.change(ChangeAsk { what: Some(What::Expand(expand)) }).await));
     let mut client = AdminClient::new(channel.clone());
     found.insert("nodes", became(client.nodes(NodesAsk::default()).await));
     // What was denied must not say whether there is such a node.
@@ -267,7 +269,8 @@ async fn every_call_of_every_identity_is_as_granted() {
                 _ if due["register"] == NoConnection => (NoConnection, NoConnection),
                 _ => (Denied, Denied),
             };
-            due.extend([("create", create), ("delete", delete)]);
+            // A volume that is not there is not expanded.
+            due.extend([("create", create), ("delete", delete), ("expand", create)]);
             assert_eq!(found, due, "{who}, namespace {namespace}");
         }
     }

@@ -14,6 +14,7 @@ mod credentials;
 #[path = "../../../etcd/tests/etcd/cluster.rs"]
 #[allow(dead_code, reason = "the tests of the registry use more of it")]
 mod etcd;
+mod expansions;
 mod failures;
 mod far_end;
 mod joins;

@@ -98,17 +98,17 @@ may = ["release-others"]
 [[grant]]
 who = "operator/all"
 namespaces = ["*"]
-may = ["create", "delete"]
+may = ["create", "delete", "expand"]
 
 [[grant]]
 who = "node/n-creates"
 namespaces = ["default"]
-may = ["create", "delete"]
+may = ["create", "delete", "expand"]
 
 [[grant]]
 who = "operator/creates"
 namespaces = ["default"]
-may = ["create", "delete"]
+may = ["create", "delete", "expand"]
 
 [[grant]]
 who = "operator/registers"

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use csid_client::{AccessMode, Client, CreateVolume, Kind, VolumeOptions};
+use csid_client::{AccessMode, Client, CreateVolume, ExpandOptions, Kind, VolumeOptions};
 use csid_tests::ask::*;
 use csid_tests::fault::Fault;
 use csid_tests::script::Half;
@@ -12,7 +12,8 @@ use csid_tests::world::{World, count, eventually, refusal, world};
 use crate::kills::again;
 use crate::*;
 
-const CREATES: &[&str] = &["CREATE_DELETE_VOLUME", "PUBLISH_UNPUBLISH_VOLUME", "PUBLISH_READONLY"];
+const CREATES: &[&str] =
+    &["CREATE_DELETE_VOLUME", "PUBLISH_UNPUBLISH_VOLUME", "PUBLISH_READONLY", "EXPAND_VOLUME"];
 
 /// Starts this world's csid as `c1`, which has the plugin's controller.
 async fn c1(w: &mut World, link: &Path) -> Client {
@@ -20,6 +21,8 @@ async fn c1(w: &mut World, link: &Path) -> Client {
     plugin.set(|script| {
         script.control(CREATES);
         script.node_id = "node c1".into();
+        script.plugin.push("ONLINE".to_owned());
+        script.capabilities.push("EXPAND_VOLUME".to_owned());
         script.others = vec!["node n-creates".into()];
     });
     plugin.kill();
@@ -52,6 +55,8 @@ async fn uses(w: &mut World, link: &Path, storage: PathBuf, mut other: Other) {
         script.control(CREATES);
         script.serves = vec![Half::Node];
         script.node_id = "node n-creates".into();
+        script.plugin.push("ONLINE".to_owned());
+        script.capabilities.push("EXPAND_VOLUME".to_owned());
     });
     plugin.kill();
     plugin.shares(storage);
@@ -91,6 +96,13 @@ async fn uses(w: &mut World, link: &Path, storage: PathBuf, mut other: Other) {
                 let (kind, error) = refusal(in_use);
                 assert_eq!((kind, error.details.holders), (Kind::Busy, vec!["n-creates/web".to_owned()]));
                 other.say("mounted");
+            }
+            Some("expand") => {
+                let larger = ExpandOptions::default();
+                let expanded = client.expand_volume(NAMESPACE, "data", 2 << 20, 0, larger).await.unwrap();
+                assert_eq!((expanded.capacity_bytes, expanded.node_expansion_required), (2 << 20, false));
+                assert_eq!(w.plugin("p").count("NodeExpandVolume", ""), 1);
+                other.say("expanded");
             }
             Some("unmount") => {
                 unmount(&client, "data", "web").await.unwrap();
@@ -158,6 +170,8 @@ fn volume_is_created_by_another_hosts_controller() {
         assert_eq!(kind, Kind::NotAuthorized);
         user.say("mount");
         user.hear("mounted").await;
+        user.say("expand");
+        user.hear("expanded").await;
         user.say("unmount");
         user.hear("unmounted").await;
         servers_have(&site, "data", &[]).await;
@@ -165,7 +179,12 @@ fn volume_is_created_by_another_hosts_controller() {
         user.hear("deleted").await;
         assert_eq!(
             called(w, &mut seen),
-            ["ControllerPublishVolume", "ControllerUnpublishVolume", "DeleteVolume"]
+            [
+                "ControllerPublishVolume",
+                "ControllerExpandVolume",
+                "ControllerUnpublishVolume",
+                "DeleteVolume"
+            ]
         );
         nothing_at_servers(&site).await;
         drop(user);

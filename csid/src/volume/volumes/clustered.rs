@@ -6,13 +6,14 @@ use std::time::Instant;
 use crate::error::{Error, Kind, Result};
 use crate::store::registry::{Claim, ClaimFilter, ClaimState, ListedClaim, Record, RecordFilter, VolumeName};
 use crate::store::{Durability, MountFilter};
-use crate::volume::api::requests::{Authority, CreateRequest, ReleaseRequest, VolumeRequest, Wait};
+use crate::volume::api::requests::{Authority, CreateRequest, Part, ReleaseRequest, VolumeRequest, Wait};
 use crate::volume::api::views::VolumeView;
 use crate::volume::context::Context;
 use crate::volume::lifecycle::refuse_nonsense;
 use crate::volume::manager::Volumes;
 use crate::volume::model::subject::{ClaimKey, Subject};
 use crate::volume::operation::message::Message;
+use crate::volume::operation::request::{ControllerRequest, OperationResponse};
 use crate::volume::servers::{ServerCreation, Servers};
 
 impl Context {
@@ -119,6 +120,39 @@ impl Volumes {
         let VolumeRequest { name, uid, secrets, credential, wait, .. } = request;
         refuse_at_servers(uid, secrets.is_some() || credential.is_some())?;
         servers.delete(name, self.give_up_at(&wait)).await
+    }
+
+    /// Has the servers expand a volume, then expands it here where it is mounted and the plugin wants that. Returns the capacity, and
+    /// whether a node still has to expand it.
+    pub(in crate::volume) async fn expand_at_servers(
+        &self,
+        servers: &dyn Servers,
+        request: VolumeRequest,
+        bounds: (u64, u64),
+        part: Part,
+    ) -> Result<(Option<u64>, bool)> {
+        let VolumeRequest { name, inline, uid, secrets, credential, wait } = request;
+        if inline.is_some() {
+            self.shared.refuse_in_cluster("ExpandVolume of a volume that is not registered")?;
+        }
+        refuse_at_servers(uid, secrets.is_some() || credential.is_some())?;
+        let record = servers.expand(name.clone(), bounds, self.give_up_at(&wait)).await?;
+        let registration = record.registration.as_ref();
+        let capacity = registration.and_then(|of| of.capacity);
+        let Some(due) = registration.and_then(|of| of.pending_expansion) else {
+            return Ok((capacity, false));
+        };
+        let here = self.shared.records.registry.record(name.clone()).await?;
+        if part == Part::Controller || here.registration.is_none() {
+            return Ok((capacity, true));
+        }
+        let (required, limit, part) = (due.required, due.limit, Part::Node);
+        let (secrets, credential) = (None, None);
+        let request = VolumeRequest { name, inline, uid, secrets, credential, wait };
+        match self.call(request, ControllerRequest::Expand { required, limit, part }).await? {
+            OperationResponse::Expanded(of_node, is_due) => Ok((of_node.max(capacity), is_due)),
+            _ => Err(Error::internal("an expansion was answered with another's answer")),
+        }
     }
 
     /// Returns when a call to the servers is given up: at the caller's deadline, and not later than csid gives up an operation.

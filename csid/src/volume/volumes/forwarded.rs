@@ -43,6 +43,8 @@ pub enum ForwardedRpc {
     Create(Box<ForwardedCreation>),
     /// DeleteVolume.
     Delete,
+    /// ControllerExpandVolume. `in_use`: a host has claimed the volume.
+    Expand { required: u64, limit: u64, usage: Box<Usage>, in_use: bool },
 }
 
 /// A volume that another host wants, as CreateVolume has it.
@@ -60,6 +62,8 @@ pub enum ForwardedAnswer {
     /// The publish context.
     Attached(BTreeMap<String, String>),
     Created(Created),
+    /// The capacity, and whether a node has to expand the volume, too. `None`: the plugin does not report it.
+    Expanded(Option<u64>, bool),
     /// The volume is detached or deleted.
     Done,
 }
@@ -71,6 +75,7 @@ impl ForwardedRpc {
             ForwardedRpc::Unpublish { .. } => Step::Detach,
             ForwardedRpc::Create(_) => Step::Create,
             ForwardedRpc::Delete => Step::Delete,
+            ForwardedRpc::Expand { .. } => Step::Expand,
         }
     }
 
@@ -78,7 +83,21 @@ impl ForwardedRpc {
         match self {
             ForwardedRpc::Publish { .. } => RpcKind::Attach,
             ForwardedRpc::Unpublish { .. } => RpcKind::Detach,
-            ForwardedRpc::Create(_) | ForwardedRpc::Delete => RpcKind::Controller,
+            ForwardedRpc::Create(_) | ForwardedRpc::Delete | ForwardedRpc::Expand { .. } => {
+                RpcKind::Controller
+            }
+        }
+    }
+
+    /// Refuses an expansion of a volume that must not be in use meanwhile (CSI rule 26).
+    fn refuse_in_use(&self, controller: &Controller) -> Result<()> {
+        let is_offline = controller.can("OFFLINE") && !controller.can("ONLINE");
+        match self {
+            ForwardedRpc::Expand { in_use: true, .. } if is_offline => {
+                let text = "the plugin expands volumes OFFLINE alone, and the volume is claimed or attached";
+                Err(Error::new(Kind::Busy, text))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -116,6 +135,11 @@ impl ForwardedRpc {
             ForwardedRpc::Delete => {
                 let done = fault::around("DeleteVolume", controller.delete(external_id, context)).await;
                 done.map(|()| ForwardedAnswer::Done)
+            }
+            ForwardedRpc::Expand { required, limit, usage, .. } => {
+                let expand = controller.expand(external_id, *required, *limit, usage, context);
+                let expanded = fault::around("ControllerExpandVolume", expand).await;
+                expanded.map(|(capacity, of_node)| ForwardedAnswer::Expanded(capacity, of_node))
             }
         }
     }
@@ -155,10 +179,12 @@ impl Volumes {
         let controller = controller
             .map_err(|error| ForwardedFailure { outcome: ClaimOutcome::NotSent(None), error })?
             .hiding(call.hide.clone());
-        let secrets = self.secrets_of(call).await.map_err(|error| {
+        let withheld = |error: Error| {
             let outcome = ClaimOutcome::NotSent(Some(error.message.clone()));
             ForwardedFailure { outcome, error }
-        })?;
+        };
+        call.rpc.refuse_in_use(&controller).map_err(withheld)?;
+        let secrets = self.secrets_of(call).await.map_err(withheld)?;
         // A uid of another host is none of this one's. Volumes of the servers are root's here.
         let context = CallContext {
             uid: 0,
