@@ -95,6 +95,10 @@ impl Cli {
                 Volume::Delete { secrets, .. } if secrets.secrets_file.is_some() => Some("--secrets-file"),
                 Volume::Delete { secrets, .. } if secrets.credential.is_some() => Some("--credential"),
                 Volume::Delete { wait, .. } => of_operations(wait, None),
+                Volume::Expand(args) if args.part.is_some() => Some("--part"),
+                Volume::Expand(args) if args.secrets.secrets_file.is_some() => Some("--secrets-file"),
+                Volume::Expand(args) if args.secrets.credential.is_some() => Some("--credential"),
+                Volume::Expand(args) => of_operations(&args.wait, None),
                 _ => return refused(OPERATORS),
             },
             Command::Claims(args) => args.past.then_some("--past"),
@@ -121,7 +125,7 @@ impl Cli {
 
 /// The commands with --operator.
 const OPERATORS: &str = "--operator is for `csictl node`, `csictl server`, `volume list`, `volume show`, `volume register`, `volume deregister`, \
-                         `volume create`, `volume delete`, `claims` and `release`; other commands ask csid on this host";
+                         `volume create`, `volume delete`, `volume expand`, `claims` and `release`; other commands ask csid on this host";
 
 /// Returns an option of csid's operations that is given, and which servers do not have.
 fn of_operations(wait: &Wait, deadline: Option<u64>) -> Option<&'static str> {
@@ -441,6 +445,7 @@ mod tests {
             ("csictl --operator volume deregister ns v", None),
             ("csictl --operator volume create ns v --plugin p --capacity 1GiB --deadline 5s", None),
             ("csictl --operator volume delete ns v --yes ns/v --deadline 5s", None),
+            ("csictl --operator volume expand ns v 1GiB --limit 2GiB --deadline 5s", None),
             ("csictl --operator claims --volume v", None),
             ("csictl --operator release ns v job --node n1 --force --deadline 5s", None),
         ] {
@@ -452,7 +457,8 @@ mod tests {
             "csictl --operator status",
             "csictl --operator cluster status",
             "csictl --operator=a.toml volume delete ns v --credential c",
-            "csictl --operator=a.toml volume expand ns v 1GiB",
+            "csictl --operator=a.toml volume expand ns v 1GiB --part node",
+            "csictl --operator=a.toml volume snapshot ns v s",
             "csictl --operator volume create ns v --plugin p --snapshot s",
             "csictl --operator volume create ns v --plugin p --operation-id x",
             "csictl --operator volume deregister ns v --force",

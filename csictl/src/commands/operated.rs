@@ -7,8 +7,8 @@ use anyhow::bail;
 use csi_proto::cluster::v1::change_ask::What;
 use csi_proto::cluster::v1::cluster_client::ClusterClient;
 use csi_proto::cluster::v1::{
-    Capability, ChangeAsk, ClaimInList, CreateAsk, DeleteAsk, Deregister, ListAsk, Register, ReleaseAsk,
-    Spec, Topology, VolumeAsk,
+    Capability, ChangeAsk, ClaimInList, CreateAsk, DeleteAsk, Deregister, ExpandAsk, ListAsk, Register,
+    ReleaseAsk, Spec, Topology, VolumeAsk,
 };
 use csid_client::{CreateVolume, RegisterVolume};
 use serde_json::{Value, json};
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use super::common::{confirmed, done};
 use super::spec::{self, Named};
 use crate::{
-    args::{Claims, Confirm, Name, OneVolume, Release, Volume, Volumes},
+    args::{Amount, Claims, Confirm, Name, OneVolume, Release, Volume, Volumes},
     hints::Tried,
     operator::{LeftOut, OperatorError, Servers, rows},
     output::{self, print, print_json},
@@ -82,6 +82,14 @@ pub async fn volume(servers: &Servers, command: Volume, json: bool, tried: &mut 
             let delete = What::Delete(DeleteAsk { namespace, volume });
             let what = format!("delete volume {full}");
             change_within(servers, &what, delete, json, limit_of(wait.deadline.usec())).await
+        }
+        Volume::Expand(args) => {
+            about("volume expand", &args.volume, tried);
+            let OneVolume { namespace, volume } = args.volume;
+            let what = format!("expand volume {namespace}/{volume}");
+            let (Amount(required), limit) = (args.capacity, args.limit.map_or(0, |Amount(bytes)| bytes));
+            let expand = What::Expand(ExpandAsk { namespace, volume, required, limit });
+            change_within(servers, &what, expand, json, limit_of(args.wait.deadline.usec())).await
         }
         // The command line refuses others.
         _ => bail!("an operator cannot do this"),
