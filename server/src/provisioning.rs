@@ -73,13 +73,15 @@ impl Driving {
         match self.call_for_volume(record, rpc, host, guards).await? {
             None => {}
             Some(VolumeEnd::Created(_) | VolumeEnd::Deleted | VolumeEnd::Expanded { .. }) => {
-                drop(memory.failed.remove(&wish));
+                memory.failed.remove(&wish);
             }
             Some(VolumeEnd::Failed(failed)) if failed.is_retried() => {
                 memory.has_failed(wish, Duration::ZERO);
             }
             // A refused expansion is over.
-            Some(VolumeEnd::Failed(_)) if rpc == DrivenRpc::Expand => drop(memory.failed.remove(&wish)),
+            Some(VolumeEnd::Failed(_)) if rpc == DrivenRpc::Expand => {
+                memory.failed.remove(&wish);
+            }
             Some(VolumeEnd::Failed(_)) => memory.has_failed(Wish::of_volume(word(rpc), true), BLOCKED),
         }
         Ok(Turn::Again)
