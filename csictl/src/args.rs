@@ -89,6 +89,16 @@ impl Cli {
                 Volume::Deregister { force: true, .. } => Some("--force"),
                 Volume::Deregister { forget: true, .. } => Some("--forget"),
                 Volume::Deregister { wait, .. } => of_operations(wait, wait.deadline.usec()),
+                Volume::Create(args) if args.snapshot.is_some() => Some("--snapshot"),
+                Volume::Create(args) if args.clone_of.is_some() => Some("--clone"),
+                Volume::Create(args) => of_operations(&args.spec.wait, None),
+                Volume::Delete { secrets, .. } if secrets.secrets_file.is_some() => Some("--secrets-file"),
+                Volume::Delete { secrets, .. } if secrets.credential.is_some() => Some("--credential"),
+                Volume::Delete { wait, .. } => of_operations(wait, None),
+                Volume::Expand(args) if args.part.is_some() => Some("--part"),
+                Volume::Expand(args) if args.secrets.secrets_file.is_some() => Some("--secrets-file"),
+                Volume::Expand(args) if args.secrets.credential.is_some() => Some("--credential"),
+                Volume::Expand(args) => of_operations(&args.wait, None),
                 _ => return refused(OPERATORS),
             },
             Command::Claims(args) => args.past.then_some("--past"),
@@ -114,8 +124,8 @@ impl Cli {
 }
 
 /// The commands with --operator.
-const OPERATORS: &str = "--operator is for `csictl node`, `csictl server`, `volume list`, `volume show`, `volume register`, `volume deregister`, `claims` \
-                         and `release`; other commands ask csid on this host";
+const OPERATORS: &str = "--operator is for `csictl node`, `csictl server`, `volume list`, `volume show`, `volume register`, `volume deregister`, \
+                         `volume create`, `volume delete`, `volume expand`, `claims` and `release`; other commands ask csid on this host";
 
 /// Returns an option of csid's operations that is given, and which servers do not have.
 fn of_operations(wait: &Wait, deadline: Option<u64>) -> Option<&'static str> {
@@ -433,6 +443,9 @@ mod tests {
             ("csictl volume show ns v --operator=a.toml", Some("a.toml")),
             ("csictl --operator volume register ns v --plugin p --credential c", None),
             ("csictl --operator volume deregister ns v", None),
+            ("csictl --operator volume create ns v --plugin p --capacity 1GiB --deadline 5s", None),
+            ("csictl --operator volume delete ns v --yes ns/v --deadline 5s", None),
+            ("csictl --operator volume expand ns v 1GiB --limit 2GiB --deadline 5s", None),
             ("csictl --operator claims --volume v", None),
             ("csictl --operator release ns v job --node n1 --force --deadline 5s", None),
         ] {
@@ -443,7 +456,11 @@ mod tests {
         for line in [
             "csictl --operator status",
             "csictl --operator cluster status",
-            "csictl --operator=a.toml volume delete ns v",
+            "csictl --operator=a.toml volume delete ns v --credential c",
+            "csictl --operator=a.toml volume expand ns v 1GiB --part node",
+            "csictl --operator=a.toml volume snapshot ns v s",
+            "csictl --operator volume create ns v --plugin p --snapshot s",
+            "csictl --operator volume create ns v --plugin p --operation-id x",
             "csictl --operator volume deregister ns v --force",
             "csictl --operator volume register ns v --plugin p --deadline 5s",
             "csictl --operator claims --past",

@@ -32,18 +32,33 @@ const ROOMS: [(&str, &[&str]); 7] = [
 /// (folder or file of `volume`, what it imports of `volume` besides itself). `control`, the engine of claims and controller calls,
 /// imports neither `context` nor `executor` nor `mounts`: it is to run where nothing is mounted, so it defines no method of theirs
 /// and names none of their types. It reaches this host through `seam::Site`; `mounts` reach it through `seam::Control`.
-const OF_VOLUME: [(&str, &[&str]); 23] = [
+const OF_VOLUME: [(&str, &[&str]); 24] = [
     ("model", &[]),
     ("api", &["model"]),
     ("errors", &["api", "model"]),
     ("events", &["errors", "model"]),
     ("lifecycle", &["errors", "model"]),
+    ("transitions", &["errors", "lifecycle"]),
     ("operation", &["api", "errors", "model"]),
     ("servers", &[]),
     ("tables", &[]),
     ("seam", &["api", "model", "operation"]),
     ("waits", &["errors", "operation", "seam"]),
-    ("control", &["api", "errors", "events", "lifecycle", "model", "operation", "seam", "servers", "waits"]),
+    (
+        "control",
+        &[
+            "api",
+            "errors",
+            "events",
+            "lifecycle",
+            "model",
+            "operation",
+            "seam",
+            "servers",
+            "transitions",
+            "waits",
+        ],
+    ),
     ("context", &["control", "operation", "tables"]),
     ("probe", &["context", "model"]),
     ("submit", &["api", "context", "errors", "operation"]),
@@ -86,9 +101,21 @@ const OF_VOLUME: [(&str, &[&str]); 23] = [
     ("plugins", &["api", "context", "errors", "lifecycle", "manager", "model", "operation", "tables"]),
     (
         "volumes",
-        &["api", "context", "control", "errors", "events", "lifecycle", "manager", "model", "operation"],
+        &[
+            "api",
+            "context",
+            "control",
+            "errors",
+            "events",
+            "lifecycle",
+            "manager",
+            "model",
+            "operation",
+            "servers",
+            "transitions",
+        ],
     ),
-    ("rules", &["errors", "lifecycle", "model"]),
+    ("rules", &["errors", "lifecycle", "model", "transitions"]),
     ("explain", &["api", "control", "errors", "events", "lifecycle", "manager", "operation"]),
 ];
 

@@ -89,7 +89,7 @@ impl Cluster {
     }
 
     /// Waits until lists have another record under this name. Only the lists are read, and no etcd.
-    async fn changed_elsewhere(&self, name: &VolumeName, revision: u64) -> Result<()> {
+    pub async fn changed_elsewhere(&self, name: &VolumeName, revision: u64) -> Result<()> {
         let filter = filter_of(name);
         loop {
             let (records, index) = self.registry.records(filter.clone()).await?;
@@ -135,6 +135,9 @@ impl Cluster {
             }
         }
         let present = record.claim_at(&claim.consumer, node);
+        if present.is_none() {
+            rules::refuse_expanding(&record)?;
+        }
         let entry = queue::entry(&record, &claim.call);
         if entry.is_none()
             && let Some(error) = self.rolled_back(wanted, present, waits)

@@ -139,6 +139,11 @@ impl Cluster {
         self.failures().get(claim).map(|(error, _)| error.clone())
     }
 
+    /// Returns a failure that was noted after a call has begun. `None`: there is none, or another server knows.
+    pub fn failure_since(&self, what: &str, begun: Instant) -> Option<Error> {
+        self.failures().get(what).filter(|(_, at)| *at >= begun).map(|(error, _)| error.clone())
+    }
+
     fn writing(&self) -> MutexGuard<'_, HashMap<String, usize>> {
         self.writing.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,6 +1,6 @@
 //! Nodes that run controllers of plugins. A node is one only by its grant.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 
 use csi_proto::cluster::v1::{Attaches, PluginReport, Plugins};
@@ -54,15 +54,14 @@ impl Cluster {
         row.is_some_and(|row| row.controllers.iter().any(is_one))
     }
 
-    /// Returns the plugins whose controllers a node may be sent calls for, of those that are healthy there.
-    pub fn controllers_of(&self, node: &str, report: &Plugins) -> HashSet<String> {
+    /// Returns the plugins whose controllers a node may be sent calls for, of those that are healthy there, and whether each attaches.
+    pub fn controllers_of(&self, node: &str, report: &Plugins) -> HashMap<String, bool> {
         let identity = self.identity_of(node);
         let is_one = |of: &&PluginReport| {
-            of.controller
-                && of.attaches() == Attaches::Yes
-                && self.config.grants.allow_controller(&identity, None, &of.plugin)
+            of.controller && self.config.grants.allow_controller(&identity, None, &of.plugin)
         };
-        report.plugins.iter().filter(is_one).map(|of| of.plugin.clone()).collect()
+        let found = report.plugins.iter().filter(is_one);
+        found.map(|of| (of.plugin.clone(), of.attaches() == Attaches::Yes)).collect()
     }
 
     /// Keeps which plugins of a node have a controller that attaches and that the node calls for others. The word of a node without the

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use csi_proto::cluster::v1::{CallEnded, ControllerCall};
 use csid::store::registry::{Claim, ClaimState, DrivenCall, DrivenRpc, Driver, Record, Registry, VolumeName};
 use csid::store::rows::Leg;
 use csid::volume::rules::{self, ClaimAction, ClaimEffect, ClaimEvent, ClaimNext, ClaimOutcome};
@@ -31,15 +32,16 @@ use crate::pace::{Awaited, Calls, Memory, Wish};
 use crate::records::{Around, stepped};
 use crate::rows::NodeState;
 use crate::sessions::Sessions;
+use crate::volume_calls::rpc_of_volume;
 
 /// How much longer than that and than the plugin's time a server waits for the answer.
 const LATER: Duration = Duration::from_secs(5);
 /// How old an intent may be when its call is sent. A lease is over later.
-const FRESH: Duration = Duration::from_secs(5);
+pub const FRESH: Duration = Duration::from_secs(5);
 /// The least time between two looks for volumes whose controllers have to be called.
 const LOOK: Duration = Duration::from_millis(300);
 /// How long a volume is left alone for which nothing can be done here, and for which another server acts.
-const NOTHING: Duration = Duration::from_secs(5);
+pub const NOTHING: Duration = Duration::from_secs(5);
 const OTHERS: Duration = Duration::from_secs(1);
 /// How long a node has no session before its pending claims end.
 const AWAY: Duration = Duration::from_secs(60);
@@ -50,20 +52,20 @@ const STOP: Duration = Duration::from_millis(50);
 /// Volumes for which this server acts at the same time.
 const VOLUMES: usize = 1000;
 /// The pause before another try for a claim that was given up, as csid alone has it.
-const BLOCKED: Duration = Duration::from_secs(300);
+pub const BLOCKED: Duration = Duration::from_secs(300);
 /// The limit of a pause in which a task keeps its place.
-const SHORT: Duration = Duration::from_secs(1);
+pub const SHORT: Duration = Duration::from_secs(1);
 /// Tries of a change that others are faster with.
 const TRIES: usize = 64;
 
 /// The volumes for which this server has controllers called.
 pub struct Driving {
-    cluster: Arc<Cluster>,
-    sessions: Arc<Sessions>,
+    pub(crate) cluster: Arc<Cluster>,
+    pub(crate) sessions: Arc<Sessions>,
     table: Mutex<HashMap<VolumeName, Place>>,
     /// Nodes with a pending claim, as this server has seen them.
     away: Mutex<HashMap<String, Away>>,
-    calls: Calls,
+    pub(crate) calls: Calls,
     /// Has the volumes that rest looked at.
     looks: Notify,
     /// Whether this server stops: it makes no more calls.
@@ -86,15 +88,15 @@ enum Place {
 }
 
 /// The host of a volume's next call.
-struct Next<'a> {
+pub struct Next<'a> {
     /// `None`: there is none here, or a call without an answer may still run on another one.
-    host: Option<&'a String>,
+    pub host: Option<&'a String>,
     /// How long a call without an answer may still run. `None`: there is none.
-    may_run: Option<Duration>,
+    pub may_run: Option<Duration>,
 }
 
 /// What a turn leaves to do.
-enum Turn {
+pub enum Turn {
     /// There may be more to do at once.
     Again,
     Wait(Duration),
@@ -289,11 +291,19 @@ impl Driving {
             }
             _ => {}
         }
+        let mut of_volume: Option<Duration> = None;
+        if let Some(rpc) = rpc_of_volume(&record) {
+            match self.turn_of_volume(&record, rpc, memory, guards.clone()).await? {
+                // Claims have their turn while an expansion waits.
+                Turn::Wait(time) | Turn::Rest(time) if rpc == DrivenRpc::Expand => of_volume = Some(time),
+                turn => return Ok(turn),
+            }
+        }
         let hosts = self.cluster.hosts(&record, self.sessions.controllers(&record.volume.plugin));
         let Next { host, may_run } = self.choose(&record, &hosts, memory);
-        let mut is_waiting = false;
+        let mut is_waiting = of_volume.is_some();
         let is_there = |wish: &Wish| record.claims.iter().any(|claim| Wish::of(claim) == *wish);
-        memory.failed.retain(|wish, _| is_there(wish));
+        memory.failed.retain(|wish, _| is_there(wish) || (of_volume.is_some() && wish.is_of_volume()));
         let mut pause: Option<Duration> = None;
         for claim in due(&record) {
             let wish = Wish::of(claim);
@@ -368,10 +378,11 @@ impl Driving {
         // The host's next session ends the rest, and so does a change of the record. A pending claim's node may leave meanwhile.
         let is_pending =
             !record.queue.is_empty() || record.claims.iter().any(|claim| claim.state == ClaimState::Pending);
-        let reasons = [pause, may_run.filter(|_| is_bound), is_pending.then_some(NOTHING)];
+        let reasons = [pause, may_run.filter(|_| is_bound), is_pending.then_some(NOTHING), of_volume];
         let rest = reasons.into_iter().flatten().min().unwrap_or(NOTHING);
         // A task that waits for long would have the place of another volume's.
-        Ok(if pause.is_some() && rest < SHORT { Turn::Wait(rest) } else { Turn::Rest(rest) })
+        let is_short = (pause.is_some() || of_volume.is_some()) && rest < SHORT;
+        Ok(if is_short { Turn::Wait(rest) } else { Turn::Rest(rest) })
     }
 
     /// Returns whether a node has had no session for so long that nobody waits there for its pending claims.
@@ -400,7 +411,7 @@ impl Driving {
     }
 
     /// Returns the host of the next call.
-    fn choose<'a>(&self, record: &Record, hosts: &'a [String], memory: &mut Memory) -> Next<'a> {
+    pub(crate) fn choose<'a>(&self, record: &Record, hosts: &'a [String], memory: &mut Memory) -> Next<'a> {
         let Some(Driver { host: last, unanswered, deadline_ms, .. }) = &record.driver else {
             return Next { host: hosts.first(), may_run: None };
         };
@@ -433,8 +444,9 @@ impl Driving {
     async fn give_up(&self, record: &Record, mut guards: Vec<Guard>) -> Result<Turn> {
         let Some(driver) = record.driver.clone() else { return Ok(Turn::Again) };
         let mut after = record.clone();
-        if let Some(call) = &driver.call {
-            let effect = effect_of(call);
+        if let Some(call) = &driver.call
+            && let Some(effect) = effect_of(call)
+        {
             let around = self.cluster.around(record, &call.node).await?;
             guards.push(plugin_guard(&record.volume.plugin, around.plugin.as_ref()));
             after = ended(record, &effect, &around, &Ended::lost(&driver.host), None);
@@ -464,22 +476,16 @@ impl Driving {
         let mut ready = Ready::new(&after, effect, host, boot, time)?;
         // The host may still run the call before, which has no answer.
         let before = record.driver.as_ref().filter(|driver| driver.host == host);
-        let deadline_ms = u64::from(ready.message.deadline_ms);
-        after.driver = Some(Driver {
-            unanswered: before.map(|driver| driver.unanswered.clone()).unwrap_or_default(),
-            deadline_ms: before.map_or(deadline_ms, |driver| driver.deadline_ms.max(deadline_ms)),
-            server: here.id.clone(),
-            host: host.to_owned(),
-            call: Some(DrivenCall {
-                id: ready.id.clone(),
-                rpc: match ready.effect.action {
-                    ClaimAction::Attach => DrivenRpc::Publish,
-                    _ => DrivenRpc::Unpublish,
-                },
-                node: ready.effect.node.clone(),
-                consumer: ready.effect.consumer.clone(),
-            }),
-        });
+        let call = DrivenCall {
+            id: ready.id.clone(),
+            rpc: match ready.effect.action {
+                ClaimAction::Attach => DrivenRpc::Publish,
+                _ => DrivenRpc::Unpublish,
+            },
+            node: ready.effect.node.clone(),
+            consumer: ready.effect.consumer.clone(),
+        };
+        after.driver = Some(intent(before, &here.id, host, call, ready.message.deadline_ms));
         let begun = Instant::now();
         let Some(after) = self.cluster.swap(record, after, guards).await? else { return Ok(None) };
         ready.message.epoch = after.revision;
@@ -507,16 +513,23 @@ impl Driving {
 
     /// Sends a call, and waits for its end.
     async fn send(&self, ready: &Ready) -> Ended {
-        let Ready { host, message, .. } = ready;
+        match self.sent(&ready.host, &ready.message).await {
+            Sent::Not(error) => Ended::failed(ClaimOutcome::NotSent(None), error),
+            Sent::Ended(ended) => read(ready, ended),
+            Sent::Lost => Ended::lost(&ready.host),
+        }
+    }
+
+    /// Sends a message, and waits for its end.
+    pub(crate) async fn sent(&self, host: &str, message: &ControllerCall) -> Sent {
         let Some(answer) = self.sessions.call(host, message.clone()) else {
             let text = format!("node {host} takes no controller call now");
-            return Ended::failed(ClaimOutcome::NotSent(None), Error::new(Kind::PluginUnavailable, text));
+            return Sent::Not(Error::new(Kind::PluginUnavailable, text));
         };
         let limit = START + self.cluster.config.controller_time + LATER;
         match tokio::time::timeout(limit, answer).await {
-            Ok(Ok(ended)) => read(ready, ended),
-            // The session is over, or the host does not answer.
-            Ok(Err(_)) | Err(_) => Ended::lost(host),
+            Ok(Ok(ended)) => Sent::Ended(ended),
+            Ok(Err(_)) | Err(_) => Sent::Lost,
         }
     }
 
@@ -557,9 +570,40 @@ impl Driving {
     }
 }
 
+/// What became of a message to a host.
+pub enum Sent {
+    /// The host takes none now.
+    Not(Error),
+    Ended(CallEnded),
+    /// The session is over, or the host does not answer.
+    Lost,
+}
+
+/// Returns the driver of a call that is about to be sent. `before`: the driver of the call before, if that was to the same host, which
+/// may still run it.
+pub fn intent(
+    before: Option<&Driver>,
+    server: &str,
+    host: &str,
+    call: DrivenCall,
+    deadline_ms: u32,
+) -> Driver {
+    let deadline_ms = u64::from(deadline_ms);
+    Driver {
+        unanswered: before.map(|driver| driver.unanswered.clone()).unwrap_or_default(),
+        deadline_ms: before.map_or(deadline_ms, |driver| driver.deadline_ms.max(deadline_ms)),
+        server: server.to_owned(),
+        host: host.to_owned(),
+        call: Some(call),
+    }
+}
+
 /// Returns whether a controller may have to be called for a volume, or claims wait.
 fn is_due(record: &Record) -> bool {
-    record.driver.is_some() || !record.queue.is_empty() || due(record).next().is_some()
+    record.driver.is_some()
+        || !record.queue.is_empty()
+        || rpc_of_volume(record).is_some()
+        || due(record).next().is_some()
 }
 
 /// Returns the claims that may need a controller's call, those that end first.
@@ -656,15 +700,13 @@ fn rolled_back(before: &Record, after: &Record, effect: &ClaimEffect) -> Option<
     (effect.action == ClaimAction::Attach && !had.releasing && is_ending).then(|| had.id.clone())
 }
 
-fn effect_of(call: &DrivenCall) -> ClaimEffect {
-    ClaimEffect {
-        action: match call.rpc {
-            DrivenRpc::Publish => ClaimAction::Attach,
-            DrivenRpc::Unpublish => ClaimAction::Detach,
-        },
-        consumer: call.consumer.clone(),
-        node: call.node.clone(),
-        from: None,
-        grant: None,
-    }
+/// Returns the effect of a claim's call. `None`: the call is for no claim, and its effect is made again.
+fn effect_of(call: &DrivenCall) -> Option<ClaimEffect> {
+    let action = match call.rpc {
+        DrivenRpc::Publish => ClaimAction::Attach,
+        DrivenRpc::Unpublish => ClaimAction::Detach,
+        DrivenRpc::Create | DrivenRpc::Delete | DrivenRpc::Expand => return None,
+    };
+    let (consumer, node) = (call.consumer.clone(), call.node.clone());
+    Some(ClaimEffect { action, consumer, node, from: None, grant: None })
 }

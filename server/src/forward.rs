@@ -78,32 +78,46 @@ impl Ready {
         };
         let credential =
             record.attach_secrets(&effect.node).credential.or(registration.spec.credential.clone());
-        let id = random::name();
-        let milliseconds = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
-        let mut message = ControllerCall {
-            call: id.clone(),
-            epoch: 0,
-            start_within_ms: milliseconds(START),
-            plugin: record.volume.plugin.clone(),
-            order: record.volume.handle.text().into_owned(),
-            credential: credential.unwrap_or_default(),
-            hidden: None,
-            deadline_ms: milliseconds(time),
-            method: Some(method),
-            namespace: record.name.namespace.clone(),
-            volume: record.name.volume.clone(),
-        };
-        let bytes = message.encoded_len() + FRAME;
-        let room = CALL.checked_sub(bytes).ok_or_else(|| {
-            Error::internal(format!(
-                "{}: the controller call has {bytes} bytes, and the limit is {CALL}",
-                record.name
-            ))
-        })?;
-        let (hide, is_silent) = hidden(rules::given_values(registration, &record.attachments), room);
-        message.hidden = Some(Hidden { hide, more: is_silent });
-        Ok(Ready { id, host: host.to_owned(), effect, boot, message, is_silent })
+        let order = record.volume.handle.text().into_owned();
+        let message = message(record, registration, order, credential, method, time)?;
+        let is_silent = message.hidden.as_ref().is_some_and(|hidden| hidden.more);
+        Ok(Ready { id: message.call.clone(), host: host.to_owned(), effect, boot, message, is_silent })
     }
+}
+
+/// Makes the message of a call. Its epoch is not known yet.
+pub fn message(
+    record: &Record,
+    registration: &Registration,
+    order: String,
+    credential: Option<String>,
+    method: Method,
+    time: Duration,
+) -> Result<ControllerCall> {
+    let milliseconds = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
+    let mut message = ControllerCall {
+        call: random::name(),
+        epoch: 0,
+        start_within_ms: milliseconds(START),
+        plugin: record.volume.plugin.clone(),
+        order,
+        credential: credential.unwrap_or_default(),
+        hidden: None,
+        deadline_ms: milliseconds(time),
+        method: Some(method),
+        namespace: record.name.namespace.clone(),
+        volume: record.name.volume.clone(),
+    };
+    let bytes = message.encoded_len() + FRAME;
+    let room = CALL.checked_sub(bytes).ok_or_else(|| {
+        Error::internal(format!(
+            "{}: the controller call has {bytes} bytes, and the limit is {CALL}",
+            record.name
+        ))
+    })?;
+    let (hide, more) = hidden(rules::given_values(registration, &record.attachments), room);
+    message.hidden = Some(Hidden { hide, more });
+    Ok(message)
 }
 
 fn publish(registration: &Registration, claim: &Claim, node_id: String) -> Publish {
@@ -164,12 +178,16 @@ pub fn read(ready: &Ready, ended: CallEnded) -> Ended {
     }
 }
 
+/// Returns what a host says of a failure. `is_silent`: the plugin's message may have values that could not be named.
+pub fn text_of(host: &str, is_silent: bool, failure: &CallFailure) -> String {
+    match is_silent {
+        true => format!("node {host}: the plugin's message is withheld, for it may repeat a context"),
+        false => format!("node {host}: {}", presentable(&failure.message, MESSAGE)),
+    }
+}
+
 fn failed(ready: &Ready, failure: &CallFailure) -> Ended {
-    let text = match ready.is_silent {
-        true => "the plugin's message is withheld, for it may repeat a context".to_owned(),
-        false => presentable(&failure.message, MESSAGE),
-    };
-    let message = format!("node {}: {text}", ready.host);
+    let message = text_of(&ready.host, ready.is_silent, failure);
     let outcome = match failure.class() {
         CallClass::Unknown => ClaimOutcome::Unknown,
         CallClass::NotSent => ClaimOutcome::NotSent(None),
@@ -214,7 +232,7 @@ mod tests {
             let bytes = Hidden { hide, more }.encoded_len();
             assert!(bytes <= CALL + FRAME && (more || length < 100), "{length}: {bytes}");
         }
-        let failure = CallFailure { class: 4, kind: "PluginError".into(), message: "y".into() };
+        let failure = CallFailure { class: 4, kind: "PluginError".into(), message: "y".into(), code: None };
         let shown = |is_silent| {
             let ready = Ready { is_silent, ..ready(ClaimAction::Attach) };
             failed(&ready, &failure).error.unwrap().message
@@ -231,7 +249,8 @@ mod tests {
         let unknown = read(&ready(ClaimAction::Detach), ended(Some(How::Failed(failure))));
         assert_eq!(unknown.outcome, ClaimOutcome::Unknown);
         // A detach has no context, whatever the host says.
-        let answer = Answer { publish_context: [("k".to_owned(), "v".to_owned())].into() };
+        let answer =
+            Answer { publish_context: [("k".to_owned(), "v".to_owned())].into(), ..Answer::default() };
         let done = read(&ready(ClaimAction::Detach), ended(Some(How::Answer(answer))));
         assert!(done.outcome == ClaimOutcome::Done && done.context.is_none());
     }

@@ -28,6 +28,9 @@ pub enum May {
     Mount,
     Read,
     Register,
+    Create,
+    Delete,
+    Expand,
     ClaimFor,
     ReleaseOthers,
     Fence,
@@ -44,6 +47,9 @@ impl May {
             May::Mount => "mount",
             May::Read => "read",
             May::Register => "register",
+            May::Create => "create",
+            May::Delete => "delete",
+            May::Expand => "expand",
             May::ClaimFor => "claim-for",
             May::ReleaseOthers => "release-others",
             May::Fence => "fence",
@@ -54,7 +60,7 @@ impl May {
 }
 
 /// Words that a later server takes. A configuration may have them already; they allow nothing yet.
-const LATER: [&str; 6] = ["create", "delete", "expand", "snapshot", "attach", "cluster"];
+const LATER: [&str; 3] = ["snapshot", "attach", "cluster"];
 
 /// The beginning of a word that has the name of a plugin, whose controller calls a node may be sent.
 const CONTROLLER: &str = "controller:";
@@ -150,6 +156,9 @@ fn is_word(word: &str) -> bool {
         May::Mount,
         May::Read,
         May::Register,
+        May::Create,
+        May::Delete,
+        May::Expand,
         May::ClaimFor,
         May::ReleaseOthers,
         May::Fence,

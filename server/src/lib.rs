@@ -2,9 +2,10 @@
 //!
 //! `service` takes calls of nodes and operators, `admin` those of operators alone. `access` says who calls and what the grants allow, and
 //! `certificates` verifies callers. `claims` and `volumes` change records by csid's rules (`csid::volume::rules`); `records` is what both share,
-//! and `lists` shows them. `drive` has controllers called, on the nodes that `controllers` knows; `forward` is such a call. `nodes` and `servers` have
-//! what operators see of the cluster itself, and change; `fence` ends the claims of a node that is off. `audit` finds what does not fit in etcd.
-//! `join` and `sessions` know the nodes that are there. `presence` is this server in
+//! and `lists` shows them. `drive` has controllers called, on the nodes that `controllers` knows; `forward` is such a call. `changes` begins
+//! creations, expansions and deletions, `provisioning` drives them, and `volume_calls` are their calls. `queue` has the claims that wait. `nodes` and
+//! `servers` have what operators see of the cluster itself, and change; `fence` ends the claims of a node that is off. `audit` finds what does not fit
+//! in etcd. `join` and `sessions` know the nodes that are there. `presence` is this server in
 //! etcd. `cluster` has what they share. Decisions 0007 and 0009 say what is built.
 //!
 //! State: in memory the cache of etcd's volumes, rows that were read, and sessions. Always true:
@@ -18,6 +19,7 @@ mod admin;
 mod asks;
 mod audit;
 mod certificates;
+mod changes;
 mod claims;
 mod cluster;
 mod config;
@@ -34,6 +36,7 @@ mod nodes;
 mod pace;
 mod presence;
 mod program;
+mod provisioning;
 mod queue;
 mod records;
 mod rows;
@@ -42,6 +45,7 @@ mod service;
 mod sessions;
 mod time;
 mod view;
+mod volume_calls;
 mod volumes;
 mod wanted;
 

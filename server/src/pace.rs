@@ -9,6 +9,8 @@ use tokio::time::Instant;
 
 /// The first and the longest pause between two tries.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+/// The beginning of a volume's wish, which no ID of a claim has.
+const OF_VOLUME: &str = "volume: ";
 /// Calls of one plugin at the same time. A plugin that hangs leaves places to other plugins.
 const CALLS: usize = 250;
 
@@ -23,7 +25,8 @@ pub struct Memory {
     pub failed: HashMap<Wish, Failed>,
 }
 
-/// What a claim wants: its ID, whether it ends, and whether it was given up. What it wants next has no failure yet.
+/// What a claim or a volume wants: the claim's ID, or the call for the volume. Then whether the claim ends, and whether it was given up.
+/// What it wants next has no failure yet.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Wish {
     claim: String,
@@ -66,6 +69,15 @@ impl Wish {
     pub fn of(claim: &Claim) -> Wish {
         let is_blocked = claim.blocked.is_some();
         Wish { claim: claim.id.clone(), is_releasing: claim.releasing, is_blocked }
+    }
+
+    /// Makes the wish of a volume itself: its creation, for example.
+    pub fn of_volume(call: &str, is_blocked: bool) -> Wish {
+        Wish { claim: format!("{OF_VOLUME}{call}"), is_releasing: false, is_blocked }
+    }
+
+    pub fn is_of_volume(&self) -> bool {
+        self.claim.starts_with(OF_VOLUME)
     }
 }
 

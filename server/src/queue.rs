@@ -227,6 +227,9 @@ impl Cluster {
         if row.value.state != NodeState::Ready || !self.has_sessions(node).await? {
             return Ok(None);
         }
+        if record.claim_at(&claim.consumer, node).is_none() && rules::refuse_expanding(record).is_err() {
+            return Ok(None);
+        }
         let around = self.around_row(record, Some(row.clone())).await?;
         let mut claims = around.claims(record, node);
         claims.ahead = ahead.iter().filter(|other| !is_same_consumer(other, claim)).cloned().collect();

@@ -106,6 +106,9 @@ impl Calls for Service {
             Some(What::Register(register)) => {
                 Ok(Response::new(self.cluster.register(&caller, register).await?))
             }
+            Some(What::Create(create)) => Ok(Response::new(self.cluster.create(&caller, create).await?)),
+            Some(What::Delete(delete)) => Ok(Response::new(self.cluster.delete(&caller, delete).await?)),
+            Some(What::Expand(expand)) => Ok(Response::new(self.cluster.expand(&caller, expand).await?)),
             Some(What::Deregister(deregister)) => {
                 Ok(Response::new(self.cluster.deregister(&caller, deregister).await?))
             }

@@ -32,8 +32,8 @@ struct Session {
     sender: mpsc::Sender<Outgoing>,
     /// Claims whose release the node was asked for.
     asked: HashSet<String>,
-    /// Plugins with a healthy controller on the node, as the node reports.
-    controllers: HashSet<String>,
+    /// Plugins with a healthy controller on the node, as the node reports, and whether each attaches.
+    controllers: HashMap<String, bool>,
     /// Controller calls that the node was sent, by their names.
     calls: HashMap<String, Waiting>,
     /// Ends the session's task: with a reason, or when it is dropped.
@@ -128,20 +128,33 @@ impl Sessions {
 
 impl Sessions {
     /// Takes over which controllers are healthy on a node. Returns whether one has come.
-    pub fn set_controllers(&self, entered: &Entered<'_>, controllers: HashSet<String>) -> bool {
+    pub fn set_controllers(&self, entered: &Entered<'_>, controllers: HashMap<String, bool>) -> bool {
         let mut table = self.lock();
         let Some(session) = table.of.get_mut(&entered.node).filter(|of| of.number == entered.number) else {
             return false;
         };
-        let is_more = controllers.iter().any(|plugin| !session.controllers.contains(plugin));
+        let is_new = |(plugin, attaches): (&String, &bool)| session.controllers.get(plugin) != Some(attaches);
+        let is_more = controllers.iter().any(is_new);
         session.controllers = controllers;
         is_more
     }
 
-    /// Returns the nodes with a session and a healthy controller of this plugin.
+    /// Returns the nodes with a session and a healthy controller of this plugin that attaches.
     pub fn controllers(&self, plugin: &str) -> Vec<String> {
+        self.with_controller(plugin, |attaches| attaches)
+    }
+
+    /// Returns the nodes with a session and a healthy controller of this plugin, whether it attaches or not.
+    pub fn all_controllers(&self, plugin: &str) -> Vec<String> {
+        self.with_controller(plugin, |_| true)
+    }
+
+    fn with_controller(&self, plugin: &str, is_one: impl Fn(bool) -> bool) -> Vec<String> {
         let table = self.lock();
-        let found = table.of.iter().filter(|(_, session)| session.controllers.contains(plugin));
+        let found = table
+            .of
+            .iter()
+            .filter(|(_, session)| session.controllers.get(plugin).is_some_and(|attaches| is_one(*attaches)));
         found.map(|(node, _)| node.clone()).collect()
     }
 
@@ -243,10 +256,11 @@ mod tests {
     async fn controller_is_one_while_its_session_is() {
         let sessions = Sessions::default();
         let first = sessions.enter("n1", 1, mpsc::channel(1).0, ToNode::default());
-        let plugins = || HashSet::from(["p".to_owned()]);
+        let plugins = || HashMap::from([("p".to_owned(), true), ("no".to_owned(), false)]);
         assert!(sessions.set_controllers(&first, plugins()) && !sessions.set_controllers(&first, plugins()));
         assert_eq!(sessions.controllers("p"), ["n1"]);
-        assert!(sessions.controllers("q").is_empty());
+        assert!(sessions.all_controllers("q").is_empty() && sessions.controllers("no").is_empty());
+        assert_eq!(sessions.all_controllers("no"), ["n1"]);
         let second = sessions.enter("n1", 2, mpsc::channel(1).0, ToNode::default());
         assert!(sessions.controllers("p").is_empty(), "a new session has reported nothing");
         assert!(!sessions.set_controllers(&first, plugins()) && sessions.controllers("p").is_empty());

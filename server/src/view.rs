@@ -1,10 +1,10 @@
 //! Records as callers see them.
 
-use csi_proto::cluster::v1::{ClaimInList, ClaimRow, QueueRow, Spec, Use, VolumeRow};
+use csi_proto::cluster::v1::{ClaimInList, ClaimRow, NodeExpansion, QueueRow, Spec, Use, VolumeRow};
 use csi_proto::identity::{Identity, Role};
 use csid::cluster::rows::write_spec;
 use csid::error::cut;
-use csid::store::registry::{Claim, ClaimState, Record, Standing, VolumeSpec};
+use csid::store::registry::{Claim, ClaimState, Expansion, Record, Standing, VolumeSpec};
 use csid::volume::rules::words_of;
 use csid_etcd::ClaimInList as ClaimOfList;
 
@@ -14,7 +14,7 @@ const CLAIMS: usize = 64;
 /// The same of claims that wait.
 const OPERATORS_QUEUE: usize = 64;
 const QUEUE: usize = 16;
-/// The limit of a claim's error, in bytes.
+/// The limit of a claim's error and of a volume's, in bytes.
 const ERROR: usize = 512;
 
 /// Returns a record as this caller may see it. The maps and flags of a spec may contain a secret, so a node sees those of a volume
@@ -52,6 +52,15 @@ pub fn row(record: &Record, caller: &Identity) -> VolumeRow {
         capacity: registration.and_then(|of| of.capacity).unwrap_or(0),
         queue: record.queue.iter().take(queued).map(|queued| queue_row(&queued.claim)).collect(),
         queue_count: u64::try_from(record.queue.len()).unwrap_or(u64::MAX),
+        expansion: registration
+            .and_then(|of| of.pending_expansion)
+            .filter(|of| of.by_controller)
+            .map(|Expansion { required, limit, .. }| NodeExpansion { required, limit }),
+        error: registration
+            .filter(|of| caller.role == Role::Operator || of.owner == caller.to_string())
+            .and_then(|of| of.blocked.as_ref().map(|blocked| &blocked.reason).or(of.error.as_ref()))
+            .map(|error| cut(error, ERROR).into_owned())
+            .unwrap_or_default(),
     }
 }
 

@@ -92,7 +92,7 @@ impl Cluster {
 
     /// Returns the error of a registration whose plugin's volume has another name. The name is another namespace's business, unless the
     /// caller sees that.
-    fn hide_name(&self, caller: &Identity, error: RegistryError) -> ServerError {
+    pub fn hide_name(&self, caller: &Identity, error: RegistryError) -> ServerError {
         match error {
             RegistryError::Conflict(Conflict::Taken(name)) if !self.sees(caller, &name.namespace) => {
                 Error::new(Kind::AlreadyExists, "the plugin's volume is known under another name already")
@@ -103,12 +103,12 @@ impl Cluster {
     }
 }
 
-fn another_owner(name: &VolumeName) -> ServerError {
+pub fn another_owner(name: &VolumeName) -> ServerError {
     ServerError::denied(format!("{name} was registered by another identity"))
 }
 
 /// Names the holders of a volume in an error as NODE/CONSUMER.
-fn holders_of(record: &Record, error: Error) -> Error {
+pub fn holders_of(record: &Record, error: Error) -> Error {
     match error.details.holders.is_empty() {
         true => error,
         false => error.with(|details| {

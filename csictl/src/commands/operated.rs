@@ -1,23 +1,24 @@
 //! The commands about volumes and claims that an operator gives with `--operator`. Each asks the cluster's servers for what the same
 //! command asks csid for on a host, and prints the same.
 
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::bail;
 use csi_proto::cluster::v1::change_ask::What;
 use csi_proto::cluster::v1::cluster_client::ClusterClient;
 use csi_proto::cluster::v1::{
-    Capability, ChangeAsk, ClaimInList, Deregister, ListAsk, Register, ReleaseAsk, Spec, Topology, VolumeAsk,
+    Capability, ChangeAsk, ClaimInList, CreateAsk, DeleteAsk, Deregister, ExpandAsk, ListAsk, Register,
+    ReleaseAsk, Spec, Topology, VolumeAsk,
 };
-use csid_client::RegisterVolume;
+use csid_client::{CreateVolume, RegisterVolume};
 use serde_json::{Value, json};
 
 use super::common::{confirmed, done};
 use super::spec::{self, Named};
 use crate::{
-    args::{Claims, Confirm, Name, OneVolume, Release, Volume, Volumes},
+    args::{Amount, Claims, Confirm, Name, OneVolume, Release, Volume, Volumes},
     hints::Tried,
-    operator::{LeftOut, Servers, rows},
+    operator::{LeftOut, OperatorError, Servers, rows},
     output::{self, print, print_json},
     shell::quoted,
 };
@@ -25,6 +26,8 @@ use crate::{
 /// How long a list may take in all, and a release. A server waits for a release for 60 s at most.
 const LIST: Duration = Duration::from_secs(300);
 const RELEASE: Duration = Duration::from_secs(75);
+/// How long a creation or deletion is waited for, unless the command line says so.
+const CHANGE: Duration = Duration::from_secs(60);
 
 pub async fn volume(servers: &Servers, command: Volume, json: bool, tried: &mut Tried) -> anyhow::Result<()> {
     match command {
@@ -66,6 +69,32 @@ pub async fn volume(servers: &Servers, command: Volume, json: bool, tried: &mut 
             let what = format!("deregister volume {namespace}/{volume}");
             change(servers, &what, What::Deregister(Deregister { namespace, volume }), json).await
         }
+        Volume::Create(args) => {
+            tried.command = "volume create";
+            let Named { namespace, volume, spec } = spec::create(args)?;
+            tried.volume = Some(format!("{} {}", quoted(&namespace), quoted(&volume)));
+            let what = format!("create volume {namespace}/{volume}");
+            let limit = limit_of(spec.deadline_usec);
+            let create = create(namespace, volume, spec)?;
+            change_within(servers, &what, What::Create(create), json, limit).await
+        }
+        Volume::Delete { volume, confirm, wait, .. } => {
+            about("volume delete", &volume, tried);
+            let OneVolume { namespace, volume } = volume;
+            let full = format!("{namespace}/{volume}");
+            confirmed(&full, &confirm.yes, "The plugin deletes the volume and its data.")?;
+            let delete = What::Delete(DeleteAsk { namespace, volume });
+            let what = format!("delete volume {full}");
+            change_within(servers, &what, delete, json, limit_of(wait.deadline.usec())).await
+        }
+        Volume::Expand(args) => {
+            about("volume expand", &args.volume, tried);
+            let OneVolume { namespace, volume } = args.volume;
+            let what = format!("expand volume {namespace}/{volume}");
+            let (Amount(required), limit) = (args.capacity, args.limit.map_or(0, |Amount(bytes)| bytes));
+            let expand = What::Expand(ExpandAsk { namespace, volume, required, limit });
+            change_within(servers, &what, expand, json, limit_of(args.wait.deadline.usec())).await
+        }
         // The command line refuses others.
         _ => bail!("an operator cannot do this"),
     }
@@ -87,19 +116,72 @@ fn of_cluster(
     Ok(value)
 }
 
+/// Returns how long a creation or deletion is waited for.
+fn limit_of(deadline_usec: Option<u64>) -> Duration {
+    deadline_usec.map_or(CHANGE, Duration::from_micros)
+}
+
 /// Changes a volume. The same change again changes nothing, so the next server may be asked for it.
 async fn change(servers: &Servers, what: &str, change: What, json: bool) -> anyhow::Result<()> {
-    let is_end = matches!(change, What::Deregister(_));
+    change_within(servers, what, change, json, Duration::ZERO).await
+}
+
+/// Changes a volume, and repeats the call while the servers go on with the change. A server answers after a few seconds, whatever the limit.
+async fn change_within(
+    servers: &Servers,
+    what: &str,
+    change: What,
+    json: bool,
+    limit: Duration,
+) -> anyhow::Result<()> {
+    let is_end = matches!(change, What::Deregister(_) | What::Delete(_));
     let ask = ChangeAsk { what: Some(change) };
-    let row = servers.call(Some(what), async |channel| {
-        Ok(ClusterClient::new(channel).change(ask.clone()).await?.into_inner())
-    });
-    let row = row.await?;
+    let begun = Instant::now();
+    let row = loop {
+        let row = servers.call(Some(what), async |channel| {
+            Ok(ClusterClient::new(channel).change(ask.clone()).await?.into_inner())
+        });
+        match row.await {
+            Err(error) if goes_on(&error) && begun.elapsed() < limit => {}
+            row => break row?,
+        }
+    };
     match json {
         true if !is_end => print_json(&of_cluster(&rows::volume(&row), &row)?)?,
         _ => done(json)?,
     }
     Ok(())
+}
+
+/// Returns whether the servers go on with a change that was not done in time.
+fn goes_on(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(OperatorError::Refused { kind, .. }) if kind == "TimedOut")
+}
+
+/// Makes the call that creates a volume.
+fn create(namespace: String, volume: String, spec: CreateVolume) -> anyhow::Result<CreateAsk> {
+    if spec.snapshot.is_some() || spec.clone.is_some() {
+        bail!("snapshot and clone: the servers of a cluster create empty volumes alone");
+    }
+    let (capacity_min, capacity_max) = (spec.capacity_min.unwrap_or(0), spec.capacity_max.unwrap_or(0));
+    let of_both = RegisterVolume {
+        secrets: spec.secrets,
+        credential: spec.credential,
+        plugin: spec.plugin,
+        name: spec.name,
+        capabilities: spec.capabilities,
+        fs_type: spec.fs_type,
+        mount_flags: spec.mount_flags,
+        mount_group: spec.mount_group,
+        parameters: spec.parameters,
+        topologies: spec.topologies,
+        heal: spec.heal,
+        suid: spec.suid,
+        dev: spec.dev,
+        ..RegisterVolume::default()
+    };
+    let Register { namespace, volume, plugin, spec, .. } = register(namespace, volume, of_both)?;
+    Ok(CreateAsk { namespace, volume, plugin, spec, capacity_min, capacity_max })
 }
 
 /// Makes the call of a spec. Servers keep no secrets, and root on a host decides about suid and dev.

@@ -1,12 +1,12 @@
 //! The calls to the server of the session.
 
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use csi_proto::cluster::v1::cluster_client::ClusterClient;
 use csi_proto::cluster::v1::{
-    CallName, ChangeAsk, ClaimAsk, Granted as GrantedRow, Owed, Register, Use, VolumeAsk, VolumeRow,
-    change_ask,
+    CallName, ChangeAsk, ClaimAsk, CreateAsk, DeleteAsk, ExpandAsk, Granted as GrantedRow, Owed, Register,
+    Use, VolumeAsk, VolumeRow, change_ask,
 };
 use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::Semaphore;
@@ -22,7 +22,7 @@ use crate::random;
 use crate::store::registry::{Claim, Record, Registration, VolumeName, VolumeSpec};
 use crate::store::rows::VolumeKey;
 use crate::volume::rules::{check_credential, check_name, words_of};
-use crate::volume::servers::{Granted, ServerFailure, Servers};
+use crate::volume::servers::{Granted, ServerCreation, ServerFailure, Servers};
 
 /// How long csid waits for an answer. The server goes on with a change that it has sent to etcd.
 const CALL: Duration = Duration::from_secs(10);
@@ -38,6 +38,11 @@ const ANSWER_IN_QUEUE: u32 = 1;
 static PLACES: Semaphore = Semaphore::const_new(8);
 /// The same of Claims. A server answers one when the volume is attached. A plugin that hangs must not hold up the ends of claims.
 static CLAIMS: Semaphore = Semaphore::const_new(12);
+
+/// The same of creations and deletions, which a server answers when the plugin has answered.
+static CHANGES: Semaphore = Semaphore::const_new(4);
+/// The pause before such a call is made again.
+const PAUSE: Duration = Duration::from_millis(200);
 
 /// Bounds a call in time, and the calls in number.
 pub(super) async fn answered<T>(
@@ -96,6 +101,31 @@ impl Node {
             // A server of an earlier version has no queue. Detached names the call, too.
             Err(ServerFailure::Refused(error)) if error.kind == Kind::NotSupported => Ok(true),
             Err(failure) => Err(failure),
+        }
+    }
+}
+
+impl Node {
+    /// Makes a change that takes long, and repeats it until `until`. The same call joins what the servers go on with.
+    async fn change_until(&self, what: change_ask::What, until: Instant) -> Result<VolumeRow> {
+        let ask = ChangeAsk { what: Some(what) };
+        loop {
+            let changed = match self.joined(SESSION).await {
+                Ok(mut client) => answered_in(&CHANGES, client.change(ask.clone())).await,
+                Err(error) => Err(ServerFailure::NotSent(error)),
+            };
+            let error = match changed {
+                Ok(row) => {
+                    self.has_seen(0, row.revision);
+                    return Ok(row);
+                }
+                Err(ServerFailure::Refused(error) | ServerFailure::Queued(error)) => return Err(error),
+                Err(ServerFailure::NotSent(error) | ServerFailure::Unknown(error)) => error,
+            };
+            if Instant::now() + PAUSE >= until {
+                return Err(error);
+            }
+            tokio::time::sleep(PAUSE).await;
         }
     }
 }
@@ -228,14 +258,67 @@ impl Servers for Node {
         }
         .boxed()
     }
+
+    fn create(
+        &self,
+        name: VolumeName,
+        creation: ServerCreation,
+        until: Instant,
+    ) -> BoxFuture<'_, Result<Record>> {
+        async move {
+            let ServerCreation { plugin, spec, capacity_min, capacity_max } = creation;
+            refuse_unkept(&spec)?;
+            let create = CreateAsk {
+                namespace: name.namespace.clone(),
+                volume: name.volume.clone(),
+                plugin,
+                spec: Some(write_spec(&spec)),
+                capacity_min,
+                capacity_max,
+            };
+            let row = self.change_until(change_ask::What::Create(create), until).await?;
+            read_record(&name, row)
+        }
+        .boxed()
+    }
+
+    fn expand(
+        &self,
+        name: VolumeName,
+        (required, limit): (u64, u64),
+        until: Instant,
+    ) -> BoxFuture<'_, Result<Record>> {
+        async move {
+            let (namespace, volume) = (name.namespace.clone(), name.volume.clone());
+            let expand = change_ask::What::Expand(ExpandAsk { namespace, volume, required, limit });
+            read_record(&name, self.change_until(expand, until).await?)
+        }
+        .boxed()
+    }
+
+    fn delete(&self, name: VolumeName, until: Instant) -> BoxFuture<'_, Result<()>> {
+        async move {
+            let delete = DeleteAsk { namespace: name.namespace, volume: name.volume };
+            self.change_until(change_ask::What::Delete(delete), until).await.map(drop)
+        }
+        .boxed()
+    }
+}
+
+/// Refuses a spec with options that servers do not keep.
+fn refuse_unkept(spec: &VolumeSpec) -> Result<()> {
+    match spec.suid || spec.dev {
+        true => {
+            let text = "suid and dev: servers keep neither, name them when you mount the volume";
+            Err(Error::new(Kind::NotSupported, text))
+        }
+        false => Ok(()),
+    }
 }
 
 /// Returns what registers a volume. Servers keep no options that root alone gives.
 fn registration(name: &VolumeName, volume: VolumeKey, spec: &VolumeSpec) -> Result<ChangeAsk> {
-    if spec.suid || spec.dev {
-        let text = "suid and dev: servers keep neither, name them when you mount the volume";
-        return Err(Error::new(Kind::NotSupported, text));
-    }
+    refuse_unkept(spec)?;
     let register = Register {
         namespace: name.namespace.clone(),
         volume: name.volume.clone(),

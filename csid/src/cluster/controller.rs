@@ -6,7 +6,8 @@ use std::time::Duration;
 use csi_proto::cluster::v1::call_ended::How;
 use csi_proto::cluster::v1::controller_call::Method;
 use csi_proto::cluster::v1::{
-    Answer, CallClass, CallEnded, CallFailure, ControllerCall, Hidden, Publish, Unpublish,
+    Answer, CallClass, CallEnded, CallFailure, ControllerCall, CreateVolume, CreatedVolume, DeleteVolume,
+    ExpandVolume, ExpandedVolume, Hidden, Publish, Topology, Unpublish,
 };
 use csi_proto::cluster::{CALL, HIDE};
 use prost::Message;
@@ -14,12 +15,14 @@ use prost::Message;
 use crate::cluster::node::Node;
 use crate::cluster::orders::NoTurn;
 use crate::cluster::permits::CallPlace;
-use crate::error::{Error, Result, cut};
+use crate::error::{Error, Kind, Result, cut};
 use crate::store::registry::{Registration, VolumeName, VolumeSpec};
 use crate::store::rows::VolumeKey;
 use crate::volume::Volumes;
-use crate::volume::forwarded::{ForwardedCall, ForwardedFailure, ForwardedRpc};
-use crate::volume::rules::{self, ClaimOutcome};
+use crate::volume::forwarded::{
+    ForwardedAnswer, ForwardedCall, ForwardedCreation, ForwardedFailure, ForwardedRpc,
+};
+use crate::volume::rules::{self, ClaimOutcome, Created};
 
 /// The longest time that a call may wait, and that it may take.
 const LONGEST: Duration = Duration::from_secs(600);
@@ -67,16 +70,42 @@ impl Node {
             Err(NoTurn::Late) => return ended(&call, How::NotStarted(true)),
         };
         match volumes.call_controller(forwarded).await {
-            Ok(publish_context) => match rules::check_publish_context(&publish_context) {
-                Ok(()) => ended(&call, How::Answer(Answer { publish_context })),
-                Err(error) => {
-                    let outcome = ClaimOutcome::Hopeless(error.message.clone());
-                    ended(&call, failure(ForwardedFailure { outcome, error }))
+            Ok(ForwardedAnswer::Attached(publish_context)) => {
+                match rules::check_publish_context(&publish_context) {
+                    Ok(()) => ended(&call, How::Answer(Answer { publish_context, ..Answer::default() })),
+                    Err(error) => {
+                        let outcome = ClaimOutcome::Hopeless(error.message.clone());
+                        ended(&call, failure(ForwardedFailure { outcome, error }))
+                    }
                 }
-            },
+            }
+            Ok(ForwardedAnswer::Created(created)) => ended(&call, answer_created(created)),
+            Ok(ForwardedAnswer::Expanded(capacity, node_expansion_required)) => {
+                let expanded = ExpandedVolume { capacity: capacity.unwrap_or(0), node_expansion_required };
+                ended(&call, How::Answer(Answer { expanded: Some(expanded), ..Answer::default() }))
+            }
+            Ok(ForwardedAnswer::Done) => ended(&call, How::Answer(Answer::default())),
             Err(failed) => ended(&call, failure(failed)),
         }
     }
+}
+
+/// Returns the answer with a created volume. The server judges it. An answer that is too large for a message is none: the volume is there.
+fn answer_created(created: Created) -> How {
+    let topologies = created.topologies.into_iter().map(|segments| Topology { segments });
+    let created = CreatedVolume {
+        external_id: created.external_id,
+        volume_context: created.context,
+        capacity: created.capacity.unwrap_or(0),
+        topologies: topologies.collect(),
+    };
+    let bytes = created.encoded_len();
+    if bytes > CALL {
+        let text = format!("the plugin's answer to CreateVolume has {bytes} bytes, and the limit is {CALL}");
+        let error = Error::new(Kind::PluginError, text);
+        return failure(ForwardedFailure { outcome: ClaimOutcome::Unknown, error });
+    }
+    How::Answer(Answer { created: Some(created), ..Answer::default() })
 }
 
 fn failure(ForwardedFailure { outcome, error }: ForwardedFailure) -> How {
@@ -91,6 +120,7 @@ fn failure(ForwardedFailure { outcome, error }: ForwardedFailure) -> How {
         class: class.into(),
         kind: error.kind.name().to_owned(),
         message: cut(&error.message, MESSAGE).into_owned(),
+        code: error.details.grpc_code,
     })
 }
 
@@ -107,20 +137,30 @@ fn read(call: &ControllerCall) -> Result<ForwardedCall> {
     }
     let Hidden { hide, more } = call.hidden.clone().unwrap_or_default();
     let unknown = || Error::invalid("this csid does not know the controller call");
-    let (node_id, spec, rpc) = match call.method.clone().ok_or_else(unknown)? {
-        Method::Publish(publish) => publishing(&name, publish)?,
-        Method::Unpublish(Unpublish { node_id }) => (node_id, VolumeSpec::default(), ForwardedRpc::Unpublish),
+    let mut external_id = VolumeKey::new(&call.plugin, &call.order).handle.to_string();
+    let rpc = match call.method.clone().ok_or_else(unknown)? {
+        Method::Publish(publish) => publishing(&name, call, publish)?,
+        Method::Unpublish(Unpublish { node_id }) => {
+            rules::check_node_id(&node_id)?;
+            rules::check_external_id(&call.order)?;
+            ForwardedRpc::Unpublish { node_id }
+        }
+        Method::Create(create) => {
+            let name = call.order.strip_prefix('+').unwrap_or_default();
+            rules::check_name("the name of a created volume", name)?;
+            external_id = name.to_owned();
+            ForwardedRpc::Create(Box::new(creating(call, create)?))
+        }
+        Method::Delete(DeleteVolume {}) => {
+            rules::check_external_id(&call.order)?;
+            ForwardedRpc::Delete
+        }
+        Method::Expand(expand) => expanding(&name, call, expand)?,
     };
-    rules::check_node_id(&node_id)?;
-    match rpc {
-        ForwardedRpc::Publish { .. } => rules::check_volume(&call.plugin, &call.order, &spec)?,
-        ForwardedRpc::Unpublish => rules::check_external_id(&call.order)?,
-    }
     Ok(ForwardedCall {
         name,
-        external_id: VolumeKey::new(&call.plugin, &call.order).handle.to_string(),
+        external_id,
         plugin: call.plugin.clone(),
-        node_id,
         credential,
         hide,
         is_silent: more,
@@ -129,7 +169,8 @@ fn read(call: &ControllerCall) -> Result<ForwardedCall> {
     })
 }
 
-fn publishing(name: &VolumeName, publish: Publish) -> Result<(String, VolumeSpec, ForwardedRpc)> {
+fn publishing(name: &VolumeName, call: &ControllerCall, publish: Publish) -> Result<ForwardedRpc> {
+    rules::check_node_id(&publish.node_id)?;
     let of = publish.capability.ok_or_else(|| Error::invalid(format!("{name}: capability is missing")))?;
     let capability = rules::read_capability(&of.access_mode, &of.attachment_mode)?;
     let spec = VolumeSpec {
@@ -140,10 +181,50 @@ fn publishing(name: &VolumeName, publish: Publish) -> Result<(String, VolumeSpec
         context: publish.volume_context,
         ..VolumeSpec::default()
     };
-    let registration: Registration = rules::new_registration("", spec.clone());
+    rules::check_volume(&call.plugin, &call.order, &spec)?;
+    let registration: Registration = rules::new_registration("", spec);
     let usage = Box::new(registration.usage(capability));
-    let rpc = ForwardedRpc::Publish { usage, read_only: publish.read_only };
-    Ok((publish.node_id, spec, rpc))
+    Ok(ForwardedRpc::Publish { node_id: publish.node_id, usage, read_only: publish.read_only })
+}
+
+fn expanding(name: &VolumeName, call: &ControllerCall, expand: ExpandVolume) -> Result<ForwardedRpc> {
+    let of = expand.capability.ok_or_else(|| Error::invalid(format!("{name}: capability is missing")))?;
+    let capability = rules::read_capability(&of.access_mode, &of.attachment_mode)?;
+    let (required, limit) = (expand.required, expand.limit);
+    rules::check_capacity(required, limit)?;
+    let spec = VolumeSpec {
+        capabilities: vec![capability],
+        fs_type: expand.fs_type,
+        mount_flags: expand.mount_flags,
+        mount_group: expand.mount_group,
+        ..VolumeSpec::default()
+    };
+    rules::check_volume(&call.plugin, &call.order, &spec)?;
+    let usage = Box::new(rules::new_registration("", spec).usage(capability));
+    Ok(ForwardedRpc::Expand { required, limit, usage, in_use: expand.in_use })
+}
+
+fn creating(call: &ControllerCall, create: CreateVolume) -> Result<ForwardedCreation> {
+    let mut capabilities = Vec::new();
+    for of in &create.capabilities {
+        capabilities.push(rules::read_capability(&of.access_mode, &of.attachment_mode)?);
+    }
+    let (capacity_min, capacity_max) = (create.capacity_min, create.capacity_max);
+    rules::check_capacity(capacity_min, capacity_max)?;
+    let spec = VolumeSpec {
+        capabilities: capabilities.clone(),
+        fs_type: create.fs_type,
+        mount_flags: create.mount_flags,
+        mount_group: create.mount_group,
+        parameters: create.parameters,
+        topologies: create.topologies.into_iter().map(|topology| topology.segments).collect(),
+        ..VolumeSpec::default()
+    };
+    rules::check_volume(&call.plugin, &call.order, &spec)?;
+    let registration: Registration = rules::new_registration("", spec);
+    let usages = capabilities.into_iter().map(|of| registration.usage(of)).collect();
+    let VolumeSpec { parameters, topologies, .. } = registration.spec;
+    Ok(ForwardedCreation { capacity_min, capacity_max, usages, parameters, topologies })
 }
 
 #[cfg(test)]
@@ -179,13 +260,20 @@ mod tests {
         }
     }
 
+    fn created() -> CreateVolume {
+        let capability =
+            Capability { access_mode: "single-node-writer".into(), attachment_mode: "file-system".into() };
+        CreateVolume { capabilities: vec![capability], capacity_min: 4096, ..CreateVolume::default() }
+    }
+
     #[test]
     fn call_is_read_with_its_usage() {
         let call = read(&good()).unwrap();
-        assert_eq!((call.external_id.as_str(), call.node_id.as_str()), ("ext", "node"));
+        assert_eq!(call.external_id, "ext");
         assert_eq!((call.credential.as_deref(), call.deadline), (Some("csid.prod.key"), LONGEST));
-        let ForwardedRpc::Publish { usage, .. } = call.rpc else { panic!("another call") };
+        let ForwardedRpc::Publish { usage, node_id, .. } = call.rpc else { panic!("another call") };
         assert_eq!((usage.fs_type.as_str(), usage.context["share"].as_str()), ("ext4", "hunter2"));
+        assert_eq!(node_id, "node");
         let unpublish = Method::Unpublish(Unpublish { node_id: "node".into() });
         assert!(read(&ControllerCall { method: Some(unpublish), ..good() }).is_ok());
     }
@@ -224,6 +312,25 @@ mod tests {
             method: Some(Method::Unpublish(Unpublish { node_id: node_id.into() })),
             ..good()
         };
+        let creation = |order: &str, change: &dyn Fn(&mut CreateVolume)| {
+            let mut create = created();
+            change(&mut create);
+            ControllerCall { order: order.into(), method: Some(Method::Create(create)), ..good() }
+        };
+        let deletion = |order: &str| ControllerCall {
+            order: order.into(),
+            method: Some(Method::Delete(DeleteVolume {})),
+            ..good()
+        };
+        assert!(read(&creation("+name", &|_| {})).is_ok_and(|call| call.external_id == "name"));
+        assert!(read(&deletion("ext")).is_ok());
+        let expansion = |order: &str, change: &dyn Fn(&mut ExpandVolume)| {
+            let capability = created().capabilities.pop();
+            let mut expand = ExpandVolume { capability, required: 8192, ..ExpandVolume::default() };
+            change(&mut expand);
+            ControllerCall { order: order.into(), method: Some(Method::Expand(expand)), ..good() }
+        };
+        assert!(read(&expansion("ext", &|_| {})).is_ok());
         let long = || "x".repeat(10_000);
         for (lie, call) in [
             ("no method", ControllerCall { method: None, ..good() }),
@@ -247,6 +354,30 @@ mod tests {
             ),
             ("an unpublish of no node", unpublish("ext", "")),
             ("an unpublish of no volume", unpublish("", "node")),
+            ("a creation by no name", creation("ext", &|_| {})),
+            ("a creation by an empty name", creation("+", &|_| {})),
+            ("a creation by a long name", creation(&format!("+{}", long()), &|_| {})),
+            ("a creation of no use", creation("+name", &|of| of.capabilities.clear())),
+            ("a creation below nothing", creation("+name", &|of| of.capacity_max = of.capacity_min - 1)),
+            ("a creation above CSI", creation("+name", &|of| of.capacity_min = u64::MAX)),
+            (
+                "a creation with large parameters",
+                creation("+name", &|of| drop(of.parameters.insert("k".into(), "x".repeat(100_000)))),
+            ),
+            (
+                "a creation in a topology of nothing",
+                creation("+name", &|of| of.topologies.push(Topology::default())),
+            ),
+            ("an expansion of no volume", expansion("", &|_| {})),
+            ("an expansion of no use", expansion("ext", &|of| of.capability = None)),
+            ("an expansion above CSI", expansion("ext", &|of| of.required = u64::MAX)),
+            ("an expansion below itself", expansion("ext", &|of| of.limit = 1)),
+            (
+                "an expansion with many flags",
+                expansion("ext", &|of| of.mount_flags = vec!["x".repeat(100); 1000]),
+            ),
+            ("a deletion of no volume", deletion("")),
+            ("a deletion of a long id", deletion(&long())),
         ] {
             assert!(read(&call).is_err(), "{lie}");
         }

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use csi_proto::cluster::v1::{Capability, Spec, Topology, VolumeRow};
+use csi_proto::cluster::v1::{Capability, NodeExpansion, Spec, Topology, VolumeRow};
 
 use crate::error::{Error, Result};
-use crate::store::registry::{Record, VolumeName, VolumeSpec};
+use crate::store::registry::{Expansion, Record, Registration, VolumeName, VolumeSpec};
 use crate::store::rows::VolumeKey;
 use crate::volume::rules;
 use crate::volume::servers::Attached;
@@ -63,13 +63,25 @@ pub(super) fn read_record(name: &VolumeName, row: VolumeRow) -> Result<Record> {
     };
     rules::check_volume(&row.plugin, &row.external_id, &spec)?;
     rules::check_name("owner", &row.owner)?;
+    rules::check_capacity(row.capacity, 0)?;
+    let pending_expansion = match row.expansion {
+        Some(NodeExpansion { required, limit }) => {
+            rules::check_capacity(required, limit)?;
+            Some(Expansion { required, limit, by_controller: true })
+        }
+        None => None,
+    };
     // A server must not choose which of this host's secrets the plugin gets.
     if let Some(credential) = &spec.credential {
         rules::check_credential(&name.namespace, credential)?;
     }
     Ok(Record {
         volume: VolumeKey::new(row.plugin, row.external_id),
-        registration: Some(rules::new_registration(&row.owner, spec)),
+        registration: Some(Registration {
+            capacity: Some(row.capacity).filter(|bytes| *bytes > 0),
+            pending_expansion,
+            ..rules::new_registration(&row.owner, spec)
+        }),
         ..Record::none(name.clone())
     })
 }
@@ -139,6 +151,8 @@ mod tests {
             VolumeRow { external_id: "x".repeat(10_000), ..row.clone() },
             VolumeRow { standing: "deleting".into(), ..row.clone() },
             VolumeRow { owner: "a\nb".into(), ..row.clone() },
+            VolumeRow { capacity: u64::MAX, ..row.clone() },
+            VolumeRow { expansion: Some(NodeExpansion { required: 9, limit: 8 }), ..row.clone() },
             VolumeRow {
                 spec: Some(Spec { credential: "csid.other.key".into(), ..spec.clone() }),
                 ..row.clone()

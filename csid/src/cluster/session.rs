@@ -323,9 +323,7 @@ impl Session {
                 plugin: view.id.clone(),
                 attaches: attaches.into(),
                 node_id: node_id.unwrap_or(before.node_id),
-                controller: permits.has(&view.id)
-                    && attaches == Attaches::Yes
-                    && plugins.has_roots_controller(&view.id),
+                controller: permits.has(&view.id) && plugins.has_roots_controller(&view.id),
             };
             now.insert(view.id, report);
         }

@@ -113,6 +113,9 @@ pub enum Standing {
         /// inline.
         #[serde(default)]
         back: Option<Box<Standing>>,
+        /// Whether a server wants the deletion, and the plugin was never called for it. csid alone makes the call at once.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        unasked: bool,
     },
 }
 
@@ -253,7 +256,7 @@ pub struct DrivenCall {
     /// Random.
     pub id: String,
     pub rpc: DrivenRpc,
-    /// The node that is attached or detached, and the consumer whose claim wants it.
+    /// The node that is attached or detached, and the consumer whose claim wants it. Empty: the call is for no claim.
     pub node: String,
     pub consumer: String,
 }
@@ -265,6 +268,12 @@ pub enum DrivenRpc {
     Publish,
     /// ControllerUnpublishVolume.
     Unpublish,
+    /// CreateVolume.
+    Create,
+    /// DeleteVolume.
+    Delete,
+    /// ControllerExpandVolume.
+    Expand,
 }
 
 /// Shows no value of the publish context, since a plugin may put a token there.
@@ -407,5 +416,13 @@ impl Record {
             || self.attachments.iter().any(|at| at.leg != Leg::Present)
             || self.driver.is_some()
             || !self.queue.is_empty()
+            || self.awaits_expansion()
+    }
+
+    /// Returns whether the servers of a cluster have a controller expand the volume. csid alone expands it after the next mount.
+    pub fn awaits_expansion(&self) -> bool {
+        self.registration.as_ref().is_some_and(|of| {
+            !of.owner.is_empty() && of.pending_expansion.is_some_and(|pending| !pending.by_controller)
+        })
     }
 }

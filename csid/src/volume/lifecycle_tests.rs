@@ -109,7 +109,8 @@ fn different_create_volume_names_the_option() {
     let mut other = wanted();
     other.spec.topologies.clear();
     names(&record("", wanted()), "p", &other, "topologies");
-    let going = made(|of| of.standing = Standing::Deleting { secrets_given: false, back: None });
+    let going =
+        made(|of| of.standing = Standing::Deleting { secrets_given: false, back: None, unasked: false });
     assert_eq!(refused(&going, "p", &wanted()).kind, Kind::Busy);
 }
 
@@ -159,7 +160,9 @@ fn identity_fields_are_immutable() {
     ] {
         assert_eq!(change(&present, uid, to, spec), refused);
     }
-    let leaving =
-        Registration { standing: Standing::Deleting { secrets_given: false, back: None }, ..present };
+    let leaving = Registration {
+        standing: Standing::Deleting { secrets_given: false, back: None, unasked: false },
+        ..present
+    };
     assert_eq!(change(&leaving, 7, volume("p", "x"), &flags), Some(Kind::Busy));
 }

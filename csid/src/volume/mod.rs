@@ -31,6 +31,7 @@ mod seam;
 pub mod servers;
 mod submit;
 mod tables;
+mod transitions;
 mod volumes;
 mod waits;
 

@@ -7,18 +7,26 @@ use crate::error::{Error, Result};
 use crate::names;
 use crate::names::Word;
 use crate::store::registry::{
-    Capability, Claim, ClaimMode, Heal, Origin, Record, Registration, Use, VolumeName, VolumeSpec,
+    Capability, Claim, ClaimMode, Creation, Heal, Origin, Record, Registration, Standing, Use, VolumeName,
+    VolumeSpec,
 };
 use crate::store::rows::VolumeKey;
+use crate::store::volume_handle::VolumeHandle;
 use crate::volume::errors::claim::ClaimError;
 use crate::volume::errors::volume::VolumeError;
 use crate::volume::lifecycle;
 
+pub use crate::plugin::{Created, proves_no_effect};
 pub use crate::store::event_kind::EventKind;
 pub use crate::volume::lifecycle::{enter_attach_secrets, given_values, refuse_nonsense};
 pub use crate::volume::model::claim::{
     ClaimAction, ClaimEffect, ClaimEvent, ClaimNext, ClaimOutcome, ClaimRefusal, Claims, admit, reader_only,
     step,
+};
+pub use crate::volume::model::paths::name_at_plugin;
+pub use crate::volume::transitions::{
+    AfterCreation, begin_creation, begin_deletion, deletion_refused, doom, enter_created, enter_expanded,
+    expansion_refused, falls_short, join_creation, not_created, refuse_expanding, refuse_used, set_unasked,
 };
 
 /// The limit of a publish context in a cluster, in bytes. A plugin's longer answer is refused.
@@ -50,6 +58,38 @@ pub fn put_registration(
 /// Makes the registration of a volume for an identity of a cluster. On each host root alone may use it otherwise than registered.
 pub fn new_registration(owner: &str, spec: VolumeSpec) -> Registration {
     Registration { owner: owner.to_owned(), ..lifecycle::new_registration(0, spec, Origin::Bus) }
+}
+
+/// Makes the registration of a volume that a plugin is to create for an identity of a cluster. The plugin was not asked for it yet.
+pub fn new_creation(owner: &str, spec: VolumeSpec, capacity_min: u64, capacity_max: u64) -> Registration {
+    let creation =
+        Creation { capacity_min, capacity_max, register: true, unasked: true, ..Creation::default() };
+    Registration { standing: Standing::Creating(creation), ..new_registration(owner, spec) }
+}
+
+/// Checks the capacities of a volume in bytes. 0: no limit. CSI's numbers are signed (CSI rule 14).
+pub fn check_capacity(least: u64, most: u64) -> Result<()> {
+    if [least, most].into_iter().any(|bytes| i64::try_from(bytes).is_err()) {
+        return Err(Error::invalid("capacity exceeds CSI's limit (2^63-1 bytes)"));
+    }
+    match most > 0 && most < least {
+        true => Err(Error::invalid(format!("capacity-max {most} is less than capacity-min {least}"))),
+        false => Ok(()),
+    }
+}
+
+/// Checks a plugin's answer to CreateVolume, as a node of the cluster checks the volume before its first use.
+pub fn check_created(plugin: &str, spec: &VolumeSpec, created: &Created) -> Result<()> {
+    if VolumeHandle::of(created.external_id.clone()).is_lost() {
+        return Err(Error::invalid("external-id has the form of an ID that csid makes itself"));
+    }
+    check_capacity(created.capacity.unwrap_or(0), 0)?;
+    let spec = VolumeSpec {
+        context: created.context.clone(),
+        topologies: created.topologies.clone(),
+        ..spec.clone()
+    };
+    check_volume(plugin, &created.external_id, &spec)
 }
 
 /// Returns a record without its registration. A volume that is claimed, attached, or being created or deleted keeps it.

@@ -1,7 +1,7 @@
 //! The seam between the engine of claims and the servers of a cluster. A csid that is alone has none.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::future::BoxFuture;
 
@@ -57,6 +57,29 @@ pub trait Servers: Send + Sync {
         volume: VolumeKey,
         spec: VolumeSpec,
     ) -> BoxFuture<'_, Result<Record>>;
+
+    /// Has a plugin create a volume, and registers it. Returns it without its claims, at revision 0. The servers go on after `until`.
+    fn create(
+        &self,
+        name: VolumeName,
+        creation: ServerCreation,
+        until: Instant,
+    ) -> BoxFuture<'_, Result<Record>>;
+
+    /// Has a volume's controller expand it. Returns it as `create` does. `bounds`: the least capacity and the limit in bytes; 0: none.
+    fn expand(&self, name: VolumeName, bounds: (u64, u64), until: Instant) -> BoxFuture<'_, Result<Record>>;
+
+    /// Has a volume's plugin delete it. The servers go on after `until`.
+    fn delete(&self, name: VolumeName, until: Instant) -> BoxFuture<'_, Result<()>>;
+}
+
+/// A volume that the servers are to have created.
+pub struct ServerCreation {
+    pub plugin: String,
+    pub spec: VolumeSpec,
+    /// Bytes. 0: no limit.
+    pub capacity_min: u64,
+    pub capacity_max: u64,
 }
 
 /// A claim that a server has granted.

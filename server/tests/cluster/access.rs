@@ -8,8 +8,9 @@ use csi_proto::cluster::v1::change_ask::What;
 use csi_proto::cluster::v1::cluster_client::ClusterClient;
 use csi_proto::cluster::v1::node_change::Change;
 use csi_proto::cluster::v1::{
-    Accept, AuditAsk, BlockAsk, CallName, ChangeAsk, Deregister, DrainAsk, FenceAsk, ForgetAsk, ListAsk,
-    NodeAsk, NodeChange, NodesAsk, ReleaseAsk, ServersAsk, UndrainAsk, VolumeAsk,
+    Accept, AuditAsk, BlockAsk, CallName, ChangeAsk, CreateAsk, DeleteAsk, Deregister, DrainAsk, ExpandAsk,
+    FenceAsk, ForgetAsk, ListAsk, NodeAsk, NodeChange, NodesAsk, ReleaseAsk, ServersAsk, UndrainAsk,
+    VolumeAsk,
 };
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Status};
@@ -88,6 +89,13 @@ async fn calls(channel: &Channel, node: &str, namespace: &str) -> BTreeMap<&'sta
     let deregister = Deregister { namespace: namespace.into(), volume: "nothing".into() };
     let deregister = ChangeAsk { what: Some(What::Deregister(deregister)) };
     found.insert("deregister", became(client.change(deregister).await));
+    // A creation for no use is refused after the grants.
+    let create = CreateAsk { namespace: namespace.into(), volume: "nothing".into(), ..CreateAsk::default() };
+    found.insert("create", became(client.change(ChangeAsk { what: Some(What::Create(create)) }).await));
+    let delete = DeleteAsk { namespace: namespace.into(), volume: "nothing".into() };
+    found.insert("delete", became(client.change(ChangeAsk { what: Some(What::Delete(delete)) }).await));
+    let expand = ExpandAsk { namespace: namespace.into(), volume: "nothing".into(), required: 1, limit: 0 };
+    found.insert("expand", became(client.change(ChangeAsk { what: Some(What::Expand(expand)) }).await));
     let mut client = AdminClient::new(channel.clone());
     found.insert("nodes", became(client.nodes(NodesAsk::default()).await));
     // What was denied must not say whether there is such a node.
@@ -209,6 +217,13 @@ async fn every_call_of_every_identity_is_as_granted() {
             all([Denied, Decided, Decided, Denied, Done, Done, Done, Done, Done, Done], admin),
         ),
         (
+            "node that creates",
+            of("csid://prod/node/n-creates"),
+            all([Done, Decided, Denied, Done, Denied, Denied, Denied, Done, Done, Done], NO_ADMIN),
+            all([Done, Denied, Denied, Done, Denied, Denied, Denied, Denied, Denied, Done], NO_ADMIN),
+        ),
+        ("operator who creates", of("csid://prod/operator/creates"), none, none),
+        (
             "operator with one grant",
             of("csid://prod/operator/releases"),
             all([Denied, Denied, Denied, Denied, Done, Denied, Denied, Denied, Denied, Denied], NO_ADMIN),
@@ -252,6 +267,7 @@ async fn every_call_of_every_identity_is_as_granted() {
             let node = match who {
                 "node that may join alone" => "joins",
                 "node without a grant" => "stranger",
+                "node that creates" => "n-creates",
                 "node with an operator's grants" => "n-trusted",
                 _ => "n1",
             };
@@ -278,6 +294,14 @@ async fn every_call_of_every_identity_is_as_granted() {
                 "deregister",
                 if who == "node with an operator's grants" { Done } else { due["register"] },
             );
+            let (create, delete) = match (who, namespace) {
+                ("operator with all grants", _) => (Decided, Done),
+                ("node that creates" | "operator who creates", "default") => (Decided, Done),
+                _ if due["register"] == NoConnection => (NoConnection, NoConnection),
+                _ => (Denied, Denied),
+            };
+            // A volume that is not there is not expanded.
+            due.extend([("create", create), ("delete", delete), ("expand", create)]);
             assert_eq!(found, due, "{who}, namespace {namespace}");
         }
     }

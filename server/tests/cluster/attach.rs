@@ -116,11 +116,13 @@ pub fn node_id(call: &ControllerCall) -> &str {
     match call.method.as_ref().unwrap() {
         Method::Publish(publish) => &publish.node_id,
         Method::Unpublish(unpublish) => &unpublish.node_id,
+        other => panic!("a call for no node: {other:?}"),
     }
 }
 
 pub fn attached(device: &str) -> How {
-    How::Answer(Answer { publish_context: [("device".to_owned(), device.to_owned())].into() })
+    let publish_context = [("device".to_owned(), device.to_owned())].into();
+    How::Answer(Answer { publish_context, ..Answer::default() })
 }
 
 pub fn failed(class: CallClass) -> How {
@@ -128,6 +130,7 @@ pub fn failed(class: CallClass) -> How {
         class: class.into(),
         kind: "PluginError".into(),
         message: "ControllerPublishVolume: no such disk".into(),
+        code: None,
     })
 }
 

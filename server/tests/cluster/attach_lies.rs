@@ -85,7 +85,7 @@ async fn answer_that_is_too_large_is_refused() {
     let claim = claiming(&n1, 0, "data");
     let call = controller.called().await;
     let huge = [("k".to_owned(), "x".repeat(30_000))].into();
-    controller.end(&call, How::Answer(Answer { publish_context: huge })).await;
+    controller.end(&call, How::Answer(Answer { publish_context: huge, ..Answer::default() })).await;
     controller.unpublish().await;
     let refused = claim.await.unwrap().unwrap_err();
     assert!(refused.message.contains("publish context"), "{refused:?}");

@@ -9,10 +9,13 @@ mod attach_waits;
 mod audit;
 mod certificates;
 mod claims;
+mod creation_failures;
+mod creations;
 mod credentials;
 #[path = "../../../etcd/tests/etcd/cluster.rs"]
 #[allow(dead_code, reason = "the tests of the registry use more of it")]
 mod etcd;
+mod expansions;
 mod failures;
 mod far_end;
 mod fence;

@@ -96,6 +96,21 @@ namespaces = ["default"]
 may = ["release-others"]
 
 [[grant]]
+who = "operator/all"
+namespaces = ["*"]
+may = ["create", "delete", "expand"]
+
+[[grant]]
+who = "node/n-creates"
+namespaces = ["default"]
+may = ["create", "delete", "expand"]
+
+[[grant]]
+who = "operator/creates"
+namespaces = ["default"]
+may = ["create", "delete", "expand"]
+
+[[grant]]
 who = "operator/registers"
 namespaces = ["a"]
 may = ["register"]

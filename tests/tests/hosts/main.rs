@@ -4,6 +4,7 @@
 #[allow(dead_code, reason = "the tests of the servers use more of it")]
 mod certificates;
 mod controllers;
+mod creations;
 mod cut_off;
 #[path = "../../../etcd/tests/etcd/cluster.rs"]
 #[allow(dead_code, reason = "the tests of the registry use more of it")]

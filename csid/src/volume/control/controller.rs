@@ -22,6 +22,7 @@ use crate::volume::model::subject::Subject;
 use crate::volume::operation::orders::abandoned;
 use crate::volume::operation::request::{CallTarget, ControllerRequest, OperationResponse};
 use crate::volume::seam::Site;
+use crate::volume::transitions::refuse_used;
 use crate::volume::waits::PluginWaits;
 
 /// The pause between two calls for a snapshot that is not ready yet.
@@ -179,15 +180,7 @@ impl<S: Site> Engine<'_, S> {
         if !holders.is_empty() {
             return Err(VolumeError::Mounted { name, holders }.into());
         }
-        let record = self.records.registry.record(name.clone()).await?;
-        if !record.claims.is_empty() {
-            return Err(VolumeError::in_use(&record).into());
-        }
-        let nodes: Vec<String> =
-            record.attachments.iter().map(|at| format!("node {}", at.shown_node())).collect();
-        if !nodes.is_empty() {
-            return Err(VolumeError::Attached { name, nodes }.into());
-        }
+        refuse_used(&self.records.registry.record(name.clone()).await?)?;
         match self.site.is_staged() {
             true => Err(VolumeError::StillStaged { name }.into()),
             false => Ok(()),

@@ -18,14 +18,13 @@ use crate::volume::control::tries::RpcFailure;
 use crate::volume::errors::operation::OperationError;
 use crate::volume::errors::volume::VolumeError;
 use crate::volume::events::{claim as claim_events, registration as registration_events};
-use crate::volume::lifecycle::{
-    is_asked_for_by, is_being_deleted, is_unborn, known_id, refuse_anothers, refuse_other,
-};
+use crate::volume::lifecycle::{is_asked_for_by, is_being_deleted, is_unborn, known_id, refuse_anothers};
 use crate::volume::model::subject::Subject;
 use crate::volume::operation::orders::abandoned;
 use crate::volume::operation::request::CallTarget;
 use crate::volume::operation::running::Unfinished;
 use crate::volume::seam::Site;
+use crate::volume::transitions::{AfterCreation, begin_creation, enter_created, join_creation, not_created};
 use crate::volume::waits::PluginWaits;
 
 impl<S: Site> Engine<'_, S> {
@@ -47,30 +46,15 @@ impl<S: Site> Engine<'_, S> {
         let entered = |record: &mut Record| {
             is_new = record.registration.is_none();
             if is_new {
-                // An attachment under this name belongs to another volume.
-                VolumeError::refuse_attached(record)?;
                 let mut new =
                     found.clone().ok_or_else(|| VolumeError::Replaced { name: record.name.clone() })?;
                 if let Standing::Creating(creation) = &mut new.standing {
                     creation.unasked = unasked;
                     creation.place.clone_from(&place);
                 }
-                record.volume = VolumeKey::creating(&plugin, &new.spec.name);
-                record.registration = Some(new);
-                return Ok(None);
+                return begin_creation(record, &plugin, new).map(|()| None);
             }
-            refuse_other(record, &plugin, wanted)?;
-            if is_unborn(record)
-                && let Some(Registration { spec, standing: Standing::Creating(creation), blocked, .. }) =
-                    &mut record.registration
-            {
-                creation.secrets_given |= given;
-                *blocked = None;
-                if wanted.spec.credential.is_some() {
-                    spec.credential.clone_from(&wanted.spec.credential);
-                }
-            }
-            Ok(None)
+            join_creation(record, &plugin, wanted, given).map(|()| None)
         };
         let record = self.records.amend(&name, Durability::Disk, entered).await?;
         if is_unborn(&record) {
@@ -261,51 +245,23 @@ impl<S: Site> Engine<'_, S> {
         let volume = VolumeKey::new(self.plugin(), created.external_id.as_str());
         let task = self.site.volume().clone();
         let entered = |record: &mut Record| {
-            let not_needed =
-                || VolumeError::Spare { name: name.clone(), external_id: created.external_id.clone() }.into();
-            let is_anothers = record.registration.is_some() && !is_asked_for_by(record, &task);
-            // After a forced Forget an attachment may use the name.
-            if is_anothers || !record.attachments.is_empty() || !record.claims.is_empty() {
-                return Err(not_needed());
-            }
-            // The row was given up and is not made again.
-            let Some(registration) = &mut record.registration else {
-                return Err(VolumeError::GivenUp {
-                    name: name.clone(),
-                    external_id: created.external_id.clone(),
+            Ok(match enter_created(record, &task, &created)? {
+                AfterCreation::Registered => {
+                    Some(registration_events::registered(EventKind::VolumeRegistered, record))
                 }
-                .into());
-            };
-            let Standing::Creating(creation) = &mut registration.standing else { return Err(not_needed()) };
-            let (register, to_delete) = (creation.register, creation.to_delete);
-            creation.sourceless = !created.from_source;
-            registration.spec.context.clone_from(&created.context);
-            registration.spec.topologies.clone_from(&created.topologies);
-            registration.capacity = created.capacity;
-            registration.blocked = None;
-            registration.error = None;
-            record.volume = volume.clone();
-            if to_delete {
-                creation.to_delete = false;
-                let secrets_given = creation.secrets_given;
-                let back = if register { Standing::Registered } else { registration.standing.clone() };
-                registration.standing = Standing::Deleting { secrets_given, back: Some(Box::new(back)) };
-                return Ok(None);
-            }
-            if !created.from_source {
-                // The volume may be empty, or may have existed before. csid neither uses nor deletes it without a request.
-                let doubt = Error::from(VolumeError::UnconfirmedSource {
-                    name: name.clone(),
-                    external_id: created.external_id.clone(),
-                });
-                registration.blocked = Some(Blocked { reason: doubt.message.clone() });
-                return Ok(Some(registration_events::parked(record, &doubt)));
-            }
-            if !register {
-                return Ok(None);
-            }
-            registration.standing = Standing::Registered;
-            Ok(Some(registration_events::registered(EventKind::VolumeRegistered, record)))
+                AfterCreation::Sourceless => {
+                    // The volume may be empty, or may have existed before. csid neither uses nor deletes it without a request.
+                    let doubt = Error::from(VolumeError::UnconfirmedSource {
+                        name: name.clone(),
+                        external_id: created.external_id.clone(),
+                    });
+                    if let Some(registration) = &mut record.registration {
+                        registration.blocked = Some(Blocked { reason: doubt.message.clone() });
+                    }
+                    Some(registration_events::parked(record, &doubt))
+                }
+                AfterCreation::Deleting | AfterCreation::NotRegistered => None,
+            })
         };
         match self.records.amend(&name, Durability::Disk, entered).await {
             Ok(record) if is_being_deleted(&record) => {
@@ -328,9 +284,7 @@ impl<S: Site> Engine<'_, S> {
     pub(in crate::volume::control) async fn not_born(&mut self, name: &VolumeName) -> Result<()> {
         let task = self.site.volume().clone();
         let gone = |record: &mut Record| {
-            if is_asked_for_by(record, &task) {
-                record.registration = None;
-            }
+            not_created(record, &task);
             Ok(None)
         };
         self.records.amend(name, Durability::Disk, gone).await.map(drop)

@@ -15,6 +15,7 @@ use crate::volume::model::subject::Subject;
 use crate::volume::operation::request::CallTarget;
 use crate::volume::operation::running::Unfinished;
 use crate::volume::seam::Site;
+use crate::volume::transitions::{begin_deletion, deletion_refused};
 
 impl<S: Site> Engine<'_, S> {
     /// Deletes a volume, registered or not.
@@ -27,31 +28,13 @@ impl<S: Site> Engine<'_, S> {
             if record.registration.is_none() && !target.is_registered {
                 record.volume = volume.clone();
                 record.registration = Some(Registration {
-                    standing: Standing::Deleting { secrets_given: given, back: None },
+                    standing: Standing::Deleting { secrets_given: given, back: None, unasked: false },
                     ..target.registration.clone()
                 });
                 return Ok(None);
             }
             self.records.refuse_other_origin(record, Origin::Bus)?;
-            // Another node may have claimed the volume since the check above, and nothing else prevents that.
-            if !record.claims.is_empty() {
-                return Err(VolumeError::in_use(record).into());
-            }
-            let Some(registration) = &mut record.registration else { return Ok(None) };
-            if record.volume != volume {
-                return Err(VolumeError::Replaced { name: record.name.clone() }.into());
-            }
-            match &mut registration.standing {
-                // A repeated call without secrets keeps the note that the first call had some.
-                Standing::Deleting { secrets_given, .. } => {
-                    asked_before = true;
-                    *secrets_given |= given;
-                }
-                standing => {
-                    let back = Some(Box::new(standing.clone()));
-                    *standing = Standing::Deleting { secrets_given: given, back };
-                }
-            }
+            asked_before |= begin_deletion(record, &volume, given)?;
             Ok(None)
         };
         let record = self.records.amend(&name, Durability::Disk, deleting).await?;
@@ -107,13 +90,7 @@ impl<S: Site> Engine<'_, S> {
     /// Restores the earlier state of a volume whose deletion the plugin refused.
     async fn not_deleted(&mut self, name: &VolumeName) -> Result<()> {
         let stays = |record: &mut Record| {
-            record.registration = record.registration.take().and_then(|registration| {
-                let Standing::Deleting { back, .. } = &registration.standing else {
-                    return Some(registration);
-                };
-                let standing = Standing::clone(back.as_deref()?);
-                Some(Registration { standing, blocked: None, error: None, ..registration })
-            });
+            deletion_refused(record);
             Ok(None)
         };
         self.records.amend(name, Durability::Disk, stays).await.map(drop)

@@ -13,6 +13,7 @@ use crate::volume::errors::volume::VolumeError;
 use crate::volume::events::registration as registration_events;
 use crate::volume::operation::request::CallTarget;
 use crate::volume::seam::Site;
+use crate::volume::transitions::falls_short;
 use crate::volume::waits::PluginWaits;
 
 const BY_NODE: Can = Can::Node("EXPAND_VOLUME");
@@ -30,12 +31,7 @@ impl<S: Site> Engine<'_, S> {
         if (required, limit) == (0, 0) {
             return Ok((current, pending.is_some()));
         }
-        let least = required.max(current.unwrap_or(0));
-        if limit > 0 && limit < least {
-            let text = format!("limit {limit} is less than what the volume has or is to have ({least})");
-            return Err(Error::invalid(text));
-        }
-        let falls_short = current.is_none_or(|has| required > has);
+        let falls_short = falls_short(current, required, limit)?;
         if part == Part::Node && pending.is_none() && falls_short && !self.site.can(BY_NODE).await? {
             let plugin = self.plugin();
             let text = format!("plugin {plugin} does not expand volumes on a node: it lacks EXPAND_VOLUME");

@@ -274,7 +274,7 @@ mod tests {
         assert_eq!(left(&record(None)), []);
         assert_eq!(left(&record(Some(Standing::Registered))), []);
 
-        let deleting = record(Some(Standing::Deleting { secrets_given: true, back: None }));
+        let deleting = record(Some(Standing::Deleting { secrets_given: true, back: None, unasked: false }));
         assert_eq!(left(&deleting), [(known(), volume(), 1000)]);
 
         let creation = Creation {

@@ -211,6 +211,9 @@ impl Volumes {
         limit: u64,
         part: Part,
     ) -> Result<(Option<u64>, bool)> {
+        if let Some(servers) = self.shared.records.servers.as_ref().filter(|_| part != Part::Node) {
+            return self.expand_at_servers(servers.as_ref(), request, (required, limit), part).await;
+        }
         match self.call(request, ControllerRequest::Expand { required, limit, part }).await? {
             OperationResponse::Expanded(capacity, node_is_due) => Ok((capacity, node_is_due)),
             _ => Err(unanswered()),
@@ -282,7 +285,8 @@ impl Volumes {
         call: ControllerRequest,
     ) -> Result<OperationResponse> {
         let VolumeRequest { name, inline, uid, secrets, credential, wait } = request;
-        if !matches!(call, ControllerRequest::Stats | ControllerRequest::Validate { .. }) {
+        let is_of_node = matches!(call, ControllerRequest::Expand { part: Part::Node, .. });
+        if !is_of_node && !matches!(call, ControllerRequest::Stats | ControllerRequest::Validate { .. }) {
             self.shared.refuse_in_cluster("this call")?;
         }
         let record = self.shared.records.registry.record(name).await?;

@@ -1,6 +1,7 @@
 //! What a node does when the servers of its cluster are there, or want something.
 
 use std::collections::BTreeSet;
+use std::time::Instant;
 
 use crate::error::{Error, Kind, Result};
 use crate::fault;
@@ -9,14 +10,18 @@ use crate::store::registry::{
     Claim, ClaimFilter, ClaimState, ListedClaim, Record, RecordFilter, Standing, VolumeName,
 };
 use crate::store::{Durability, MountFilter};
-use crate::volume::api::requests::{Authority, ReleaseRequest, Wait};
+use crate::volume::api::requests::{Authority, CreateRequest, Part, ReleaseRequest, VolumeRequest, Wait};
+use crate::volume::api::views::VolumeView;
 use crate::volume::context::Context;
 use crate::volume::events::claim as claim_events;
 use crate::volume::events::registration as registration_events;
+use crate::volume::lifecycle::refuse_nonsense;
 use crate::volume::manager::Volumes;
 use crate::volume::model::claim::Claims;
 use crate::volume::model::subject::{ClaimKey, Subject};
 use crate::volume::operation::message::Message;
+use crate::volume::operation::request::{ControllerRequest, OperationResponse};
+use crate::volume::servers::{ServerCreation, Servers};
 
 impl Context {
     /// Refuses a call that is not done in a cluster. `what` is the call.
@@ -62,6 +67,22 @@ const SHOWN: usize = 8;
 fn is_movable(record: &Record) -> bool {
     let standing = record.registration.as_ref().map(|registration| &registration.standing);
     standing == Some(&Standing::Registered) && record.claims.is_empty() && record.attachments.is_empty()
+}
+
+/// Refuses a call of a user, and one with secrets of its own. The servers know this host as the owner, and take no secrets.
+fn refuse_at_servers(uid: u32, has_secrets: bool) -> Result<()> {
+    match () {
+        () if uid != 0 => {
+            let text = "in a cluster root alone creates and deletes volumes on a host";
+            Err(Error::new(Kind::NotAuthorized, text))
+        }
+        () if has_secrets => {
+            let text =
+                "secrets and credential: a volume of the servers has the credential of its registration";
+            Err(Error::new(Kind::NotSupported, text))
+        }
+        () => Ok(()),
+    }
 }
 
 impl Volumes {
@@ -168,6 +189,81 @@ impl Volumes {
             records.amend(&name, Durability::Disk, forget).await?;
         }
         records.synced().await
+    }
+
+    /// Has the servers create a volume. A controller's host calls the plugin, which need not run here.
+    pub(in crate::volume) async fn create_at_servers(
+        &self,
+        servers: &dyn Servers,
+        request: CreateRequest,
+    ) -> Result<VolumeView> {
+        let CreateRequest { name, plugin, spec, capacity_min, capacity_max, register, uid, secrets, wait } =
+            request;
+        self.shared.changeable()?;
+        refuse_nonsense(&spec)?;
+        let no = |text: &str| Err(Error::new(Kind::NotSupported, text));
+        match () {
+            () if !register => return no("register: the servers of a cluster keep each volume they create"),
+            () if !spec.snapshot.is_empty() || !spec.clone.is_empty() => {
+                return no("snapshot and clone: the servers of a cluster create empty volumes alone");
+            }
+            () => {}
+        }
+        refuse_at_servers(uid, secrets.is_some())?;
+        let until = self.give_up_at(&wait);
+        let creation = ServerCreation { plugin, spec, capacity_min, capacity_max };
+        let record = servers.create(name, creation, until).await?;
+        Ok(self.shared.view(record, Vec::new()))
+    }
+
+    /// Has the servers delete a volume.
+    pub(in crate::volume) async fn delete_at_servers(
+        &self,
+        servers: &dyn Servers,
+        request: VolumeRequest,
+    ) -> Result<()> {
+        let VolumeRequest { name, uid, secrets, credential, wait, .. } = request;
+        refuse_at_servers(uid, secrets.is_some() || credential.is_some())?;
+        servers.delete(name, self.give_up_at(&wait)).await
+    }
+
+    /// Has the servers expand a volume, then expands it here where it is mounted and the plugin wants that. Returns the capacity, and
+    /// whether a node still has to expand it.
+    pub(in crate::volume) async fn expand_at_servers(
+        &self,
+        servers: &dyn Servers,
+        request: VolumeRequest,
+        bounds: (u64, u64),
+        part: Part,
+    ) -> Result<(Option<u64>, bool)> {
+        let VolumeRequest { name, inline, uid, secrets, credential, wait } = request;
+        if inline.is_some() {
+            self.shared.refuse_in_cluster("ExpandVolume of a volume that is not registered")?;
+        }
+        refuse_at_servers(uid, secrets.is_some() || credential.is_some())?;
+        let record = servers.expand(name.clone(), bounds, self.give_up_at(&wait)).await?;
+        let registration = record.registration.as_ref();
+        let capacity = registration.and_then(|of| of.capacity);
+        let Some(due) = registration.and_then(|of| of.pending_expansion) else {
+            return Ok((capacity, false));
+        };
+        let here = self.shared.records.registry.record(name.clone()).await?;
+        if part == Part::Controller || here.registration.is_none() {
+            return Ok((capacity, true));
+        }
+        let (required, limit, part) = (due.required, due.limit, Part::Node);
+        let (secrets, credential) = (None, None);
+        let request = VolumeRequest { name, inline, uid, secrets, credential, wait };
+        match self.call(request, ControllerRequest::Expand { required, limit, part }).await? {
+            OperationResponse::Expanded(of_node, is_due) => Ok((of_node.max(capacity), is_due)),
+            _ => Err(Error::internal("an expansion was answered with another's answer")),
+        }
+    }
+
+    /// Returns when a call to the servers is given up: at the caller's deadline, and not later than csid gives up an operation.
+    fn give_up_at(&self, wait: &Wait) -> Instant {
+        let latest = Instant::now() + self.shared.config.borrow().deadlines.operation;
+        wait.deadline.map_or(latest, |deadline| deadline.min(latest))
     }
 
     /// Has unfinished work continued at once: a server can be asked again.

@@ -17,6 +17,9 @@ use crate::volume::operation::request::{CallTarget, ControllerRequest, Operation
 
 impl Volumes {
     pub async fn create_volume(&self, request: CreateRequest) -> Result<VolumeView> {
+        if let Some(servers) = &self.shared.records.servers {
+            return self.create_at_servers(servers.as_ref(), request).await;
+        }
         let CreateRequest {
             name,
             plugin,
@@ -30,7 +33,6 @@ impl Volumes {
         } = request;
         let shared = &self.shared;
         shared.changeable()?;
-        shared.refuse_in_cluster("CreateVolume")?;
         refuse_nonsense(&spec)?;
         if spec.name.is_empty() {
             spec.name = paths::name_at_plugin(&shared.records.node, &name);

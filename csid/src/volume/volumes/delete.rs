@@ -2,7 +2,7 @@
 
 use crate::error::{Kind, Result};
 use crate::store::Durability;
-use crate::store::registry::{Record, Registration, Standing};
+use crate::store::registry::{Record, Registration};
 use crate::volume::api::operation_kind::OperationKind;
 use crate::volume::api::requests::VolumeRequest;
 use crate::volume::context::Context;
@@ -10,6 +10,7 @@ use crate::volume::lifecycle::{is_unasked, is_unborn, refuse_anothers};
 use crate::volume::manager::Volumes;
 use crate::volume::operation::message::Message;
 use crate::volume::operation::request::ControllerRequest;
+use crate::volume::transitions;
 
 impl Volumes {
     /// Deletes a volume. A volume in creation is first created, since it cannot be deleted by its name (CSI rule 39). Callers
@@ -19,6 +20,9 @@ impl Volumes {
             return self.call(request, ControllerRequest::Delete).await.map(drop);
         }
         self.shared.changeable()?;
+        if let Some(servers) = &self.shared.records.servers {
+            return self.delete_at_servers(servers.as_ref(), request).await;
+        }
         let record = self.shared.records.registry.record(request.name.clone()).await?;
         if record.registration.is_none() {
             return self.shared.records.synced().await;
@@ -78,12 +82,7 @@ impl Context {
     /// Notes that a volume is created only to be deleted, even if the caller leaves or csid restarts. `None`: the volume is gone.
     async fn doom(&self, record: &Record) -> Result<Option<Registration>> {
         let doomed = |record: &mut Record| {
-            if is_unborn(record)
-                && let Some(Registration { standing: Standing::Creating(creation), .. }) =
-                    &mut record.registration
-            {
-                creation.to_delete = true;
-            }
+            transitions::doom(record);
             Ok(None)
         };
         Ok(self.records.amend(&record.name, Durability::Disk, doomed).await?.registration)

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Kind, Result, Step};
 use crate::fault;
-use crate::plugin::{CallContext, RpcKind};
+use crate::plugin::{CallContext, Controller, Create, Created, RpcError, RpcKind};
 use crate::secret::Secrets;
 use crate::store::registry::VolumeName;
 use crate::store::rows::Usage;
@@ -17,14 +17,12 @@ use crate::volume::model::claim::ClaimOutcome;
 /// How long a call waits for a healthy controller.
 const CONTROLLER: Duration = Duration::from_secs(5);
 
-/// A call to a plugin's controller, for a claim that another host may have.
+/// A call to a plugin's controller, for a volume that another host may have.
 pub struct ForwardedCall {
     pub name: VolumeName,
     pub plugin: String,
-    /// The plugin's ID of the volume.
+    /// The plugin's ID of the volume, or the name of a volume that is created.
     pub external_id: String,
-    /// The plugin's name of the node that is attached or detached.
-    pub node_id: String,
     /// `None`: the call has no secrets.
     pub credential: Option<String>,
     /// Values that the plugin had in other calls for the volume. No message may repeat them.
@@ -37,28 +35,126 @@ pub struct ForwardedCall {
 }
 
 pub enum ForwardedRpc {
-    /// ControllerPublishVolume.
-    Publish { usage: Box<Usage>, read_only: bool },
+    /// ControllerPublishVolume. `node_id`: the plugin's name of the node that is attached.
+    Publish { node_id: String, usage: Box<Usage>, read_only: bool },
     /// ControllerUnpublishVolume.
-    Unpublish,
+    Unpublish { node_id: String },
+    /// CreateVolume.
+    Create(Box<ForwardedCreation>),
+    /// DeleteVolume.
+    Delete,
+    /// ControllerExpandVolume. `in_use`: a host has claimed the volume.
+    Expand { required: u64, limit: u64, usage: Box<Usage>, in_use: bool },
 }
 
-/// A call that failed, with its outcome for the claim.
+/// A volume that another host wants, as CreateVolume has it.
+pub struct ForwardedCreation {
+    pub capacity_min: u64,
+    /// 0: no limit.
+    pub capacity_max: u64,
+    pub usages: Vec<Usage>,
+    pub parameters: BTreeMap<String, String>,
+    pub topologies: Vec<BTreeMap<String, String>>,
+}
+
+/// What the plugin has answered.
+pub enum ForwardedAnswer {
+    /// The publish context.
+    Attached(BTreeMap<String, String>),
+    Created(Created),
+    /// The capacity, and whether a node has to expand the volume, too. `None`: the plugin does not report it.
+    Expanded(Option<u64>, bool),
+    /// The volume is detached or deleted.
+    Done,
+}
+
+impl ForwardedRpc {
+    fn step(&self) -> Step {
+        match self {
+            ForwardedRpc::Publish { .. } => Step::Attach,
+            ForwardedRpc::Unpublish { .. } => Step::Detach,
+            ForwardedRpc::Create(_) => Step::Create,
+            ForwardedRpc::Delete => Step::Delete,
+            ForwardedRpc::Expand { .. } => Step::Expand,
+        }
+    }
+
+    fn kind(&self) -> RpcKind {
+        match self {
+            ForwardedRpc::Publish { .. } => RpcKind::Attach,
+            ForwardedRpc::Unpublish { .. } => RpcKind::Detach,
+            ForwardedRpc::Create(_) | ForwardedRpc::Delete | ForwardedRpc::Expand { .. } => {
+                RpcKind::Controller
+            }
+        }
+    }
+
+    /// Refuses an expansion of a volume that must not be in use meanwhile (CSI rule 26).
+    fn refuse_in_use(&self, controller: &Controller) -> Result<()> {
+        let is_offline = controller.can("OFFLINE") && !controller.can("ONLINE");
+        match self {
+            ForwardedRpc::Expand { in_use: true, .. } if is_offline => {
+                let text = "the plugin expands volumes OFFLINE alone, and the volume is claimed or attached";
+                Err(Error::new(Kind::Busy, text))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Calls the plugin.
+    async fn call(
+        &self,
+        controller: &Controller,
+        external_id: &str,
+        context: CallContext<'_>,
+    ) -> Result<ForwardedAnswer, RpcError> {
+        match self {
+            ForwardedRpc::Publish { node_id, usage, read_only } => {
+                let publish = controller.publish(external_id, node_id, usage, *read_only, context);
+                let published = fault::around("ControllerPublishVolume", publish).await;
+                published.map(ForwardedAnswer::Attached)
+            }
+            ForwardedRpc::Unpublish { node_id } => {
+                let unpublish = controller.unpublish(external_id, node_id, context);
+                let done = fault::around("ControllerUnpublishVolume", unpublish).await;
+                done.map(|()| ForwardedAnswer::Done)
+            }
+            ForwardedRpc::Create(creation) => {
+                let create = Create {
+                    name: external_id,
+                    required: creation.capacity_min,
+                    limit: creation.capacity_max,
+                    usages: &creation.usages,
+                    parameters: &creation.parameters,
+                    source: None,
+                    topologies: &creation.topologies,
+                };
+                let created = fault::around("CreateVolume", controller.create(create, context)).await;
+                created.map(ForwardedAnswer::Created)
+            }
+            ForwardedRpc::Delete => {
+                let done = fault::around("DeleteVolume", controller.delete(external_id, context)).await;
+                done.map(|()| ForwardedAnswer::Done)
+            }
+            ForwardedRpc::Expand { required, limit, usage, .. } => {
+                let expand = controller.expand(external_id, *required, *limit, usage, context);
+                let expanded = fault::around("ControllerExpandVolume", expand).await;
+                expanded.map(|(capacity, of_node)| ForwardedAnswer::Expanded(capacity, of_node))
+            }
+        }
+    }
+}
+
+/// A call that failed, with its outcome for the claim or volume.
 pub struct ForwardedFailure {
     pub outcome: ClaimOutcome,
     pub error: Error,
 }
 
 impl Volumes {
-    /// Makes a call to this host's controller. Returns the publish context, which is empty after a detach.
-    pub async fn call_controller(
-        &self,
-        call: ForwardedCall,
-    ) -> Result<BTreeMap<String, String>, ForwardedFailure> {
-        let step = match call.rpc {
-            ForwardedRpc::Publish { .. } => Step::Attach,
-            ForwardedRpc::Unpublish => Step::Detach,
-        };
+    /// Makes a call to this host's controller.
+    pub async fn call_controller(&self, call: ForwardedCall) -> Result<ForwardedAnswer, ForwardedFailure> {
+        let step = call.rpc.step();
         let answered = tokio::time::timeout(call.deadline, self.try_call_controller(&call)).await;
         let answered = answered.unwrap_or_else(|_| {
             let text = format!("plugin {} did not answer within {:?}", call.plugin, call.deadline);
@@ -71,25 +167,24 @@ impl Volumes {
                     message.clone_from(&error.message);
                 }
             }
-            tracing::warn!(volume = %call.name, plugin = call.plugin, node_id = call.node_id, %error,
+            tracing::warn!(volume = %call.name, plugin = call.plugin, step = step.name(), %error,
                 "a controller call of the cluster failed");
             ForwardedFailure { outcome, error: error.with(|details| details.step = Some(step)) }
         })
     }
 
-    async fn try_call_controller(
-        &self,
-        call: &ForwardedCall,
-    ) -> Result<BTreeMap<String, String>, ForwardedFailure> {
-        let ForwardedCall { plugin, external_id, node_id, .. } = call;
+    async fn try_call_controller(&self, call: &ForwardedCall) -> Result<ForwardedAnswer, ForwardedFailure> {
+        let ForwardedCall { plugin, external_id, .. } = call;
         let controller = self.shared.plugins.roots_controller(plugin, Instant::now() + CONTROLLER).await;
         let controller = controller
             .map_err(|error| ForwardedFailure { outcome: ClaimOutcome::NotSent(None), error })?
             .hiding(call.hide.clone());
-        let secrets = self.secrets_of(call).await.map_err(|error| {
+        let withheld = |error: Error| {
             let outcome = ClaimOutcome::NotSent(Some(error.message.clone()));
             ForwardedFailure { outcome, error }
-        })?;
+        };
+        call.rpc.refuse_in_use(&controller).map_err(withheld)?;
+        let secrets = self.secrets_of(call).await.map_err(withheld)?;
         // A uid of another host is none of this one's. Volumes of the servers are root's here.
         let context = CallContext {
             uid: 0,
@@ -97,21 +192,10 @@ impl Volumes {
             secrets_forgotten: false,
             patience: call.deadline,
         };
-        let (called, kind) = match &call.rpc {
-            ForwardedRpc::Publish { usage, read_only } => {
-                let publish = controller.publish(external_id, node_id, usage, *read_only, context);
-                (fault::around("ControllerPublishVolume", publish).await, RpcKind::Attach)
-            }
-            ForwardedRpc::Unpublish => {
-                let unpublish = controller.unpublish(external_id, node_id, context);
-                let done = fault::around("ControllerUnpublishVolume", unpublish).await;
-                (done.map(|()| BTreeMap::new()), RpcKind::Detach)
-            }
-        };
-        match called {
+        match call.rpc.call(&controller, external_id, context).await {
             Ok(answer) => Ok(answer),
             Err(error) => {
-                let failure = failed(error, kind);
+                let failure = failed(error, call.rpc.kind());
                 if failure.unimplemented {
                     let deadline = Some(Instant::now() + CONTROLLER);
                     if let Err(error) = self.shared.plugins.probe(plugin, deadline).await {

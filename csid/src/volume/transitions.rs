@@ -1,0 +1,203 @@
+//! The creation, the deletion and the expansion of a volume, as changes of its record. They are pure: csid alone makes the calls to the plugin between
+//! them, and so do the servers of a cluster.
+
+use crate::error::{Error, Kind, Result};
+use crate::plugin::Created;
+use crate::store::registry::{Creation, Expansion, Record, Registration, Standing};
+use crate::store::rows::VolumeKey;
+use crate::volume::errors::volume::VolumeError;
+use crate::volume::lifecycle::{is_asked_for_by, is_unborn, refuse_other};
+
+/// The state of a volume after the plugin's answer to CreateVolume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AfterCreation {
+    Registered,
+    /// The caller keeps the row of the volume.
+    NotRegistered,
+    /// A DeleteVolume has come in, and the deletion has begun.
+    Deleting,
+    /// The plugin does not confirm the source. The volume may be empty.
+    Sourceless,
+}
+
+/// Enters a creation, whose name at the plugin is in the spec. An attachment under this name belongs to another volume.
+pub fn begin_creation(record: &mut Record, plugin: &str, new: Registration) -> Result<()> {
+    VolumeError::refuse_attached(record)?;
+    record.volume = VolumeKey::creating(plugin, &new.spec.name);
+    record.registration = Some(new);
+    Ok(())
+}
+
+/// Joins the creation of a record, or finds that it is done. Refuses a call with other arguments. A creation that was given up continues.
+pub fn join_creation(
+    record: &mut Record,
+    plugin: &str,
+    wanted: &Registration,
+    secrets_given: bool,
+) -> Result<()> {
+    refuse_other(record, plugin, wanted)?;
+    if is_unborn(record)
+        && let Some(Registration { spec, standing: Standing::Creating(creation), blocked, .. }) =
+            &mut record.registration
+    {
+        creation.secrets_given |= secrets_given;
+        *blocked = None;
+        if wanted.spec.credential.is_some() {
+            spec.credential.clone_from(&wanted.spec.credential);
+        }
+    }
+    Ok(())
+}
+
+/// Enters that the volume is created only to be deleted.
+pub fn doom(record: &mut Record) {
+    if is_unborn(record)
+        && let Some(Registration { standing: Standing::Creating(creation), .. }) = &mut record.registration
+    {
+        creation.to_delete = true;
+    }
+}
+
+/// Enters the volume that the plugin has created. `task`: the volume as it was asked for. Fails if nothing of the record waits for it.
+pub fn enter_created(record: &mut Record, task: &VolumeKey, created: &Created) -> Result<AfterCreation> {
+    let name = record.name.clone();
+    let external_id = || created.external_id.clone();
+    let is_anothers = record.registration.is_some() && !is_asked_for_by(record, task);
+    // After a forced Forget an attachment may use the name.
+    if is_anothers || !record.attachments.is_empty() || !record.claims.is_empty() {
+        return Err(VolumeError::Spare { name, external_id: external_id() }.into());
+    }
+    // The row was given up and is not made again.
+    let Some(registration) = &mut record.registration else {
+        return Err(VolumeError::GivenUp { name, external_id: external_id() }.into());
+    };
+    let Standing::Creating(creation) = &mut registration.standing else {
+        return Err(VolumeError::Spare { name, external_id: external_id() }.into());
+    };
+    let (register, to_delete) = (creation.register, creation.to_delete);
+    creation.sourceless = !created.from_source;
+    registration.spec.context.clone_from(&created.context);
+    registration.spec.topologies.clone_from(&created.topologies);
+    registration.capacity = created.capacity;
+    registration.blocked = None;
+    registration.error = None;
+    record.volume = VolumeKey::new(task.plugin.clone(), created.external_id.as_str());
+    if to_delete {
+        creation.to_delete = false;
+        let secrets_given = creation.secrets_given;
+        let back = if register { Standing::Registered } else { registration.standing.clone() };
+        registration.standing =
+            Standing::Deleting { secrets_given, back: Some(Box::new(back)), unasked: false };
+        return Ok(AfterCreation::Deleting);
+    }
+    if !created.from_source {
+        return Ok(AfterCreation::Sourceless);
+    }
+    if !register {
+        return Ok(AfterCreation::NotRegistered);
+    }
+    registration.standing = Standing::Registered;
+    Ok(AfterCreation::Registered)
+}
+
+/// Removes the row of a creation: the plugin has no such volume, or another row has it.
+pub fn not_created(record: &mut Record, task: &VolumeKey) {
+    if is_asked_for_by(record, task) {
+        record.registration = None;
+    }
+}
+
+/// Refuses while the record says that the volume is in use, anywhere.
+pub fn refuse_used(record: &Record) -> Result<()> {
+    if !record.claims.is_empty() {
+        return Err(VolumeError::in_use(record).into());
+    }
+    let nodes: Vec<String> =
+        record.attachments.iter().map(|at| format!("node {}", at.shown_node())).collect();
+    match nodes.is_empty() {
+        true => Ok(()),
+        false => Err(VolumeError::Attached { name: record.name.clone(), nodes }.into()),
+    }
+}
+
+/// Enters the deletion of a volume that is registered. Returns whether the plugin may have been asked for it before.
+pub fn begin_deletion(record: &mut Record, volume: &VolumeKey, secrets_given: bool) -> Result<bool> {
+    // Another node may have claimed the volume since the caller has looked, and nothing else prevents that.
+    if !record.claims.is_empty() {
+        return Err(VolumeError::in_use(record).into());
+    }
+    let Some(registration) = &mut record.registration else { return Ok(false) };
+    if record.volume != *volume {
+        return Err(VolumeError::Replaced { name: record.name.clone() }.into());
+    }
+    Ok(match &mut registration.standing {
+        // A repeated call without secrets keeps the note that the first call had some.
+        Standing::Deleting { secrets_given: had, .. } => {
+            *had |= secrets_given;
+            true
+        }
+        standing => {
+            let back = Some(Box::new(standing.clone()));
+            *standing = Standing::Deleting { secrets_given, back, unasked: false };
+            false
+        }
+    })
+}
+
+/// Restores the earlier state of a volume whose deletion the plugin refused. A volume that was not registered has no row then.
+pub fn deletion_refused(record: &mut Record) {
+    record.registration = record.registration.take().and_then(|registration| {
+        let Standing::Deleting { back, .. } = &registration.standing else { return Some(registration) };
+        let standing = Standing::clone(back.as_deref()?);
+        Some(Registration { standing, blocked: None, error: None, ..registration })
+    });
+}
+
+/// Returns whether a volume is to be larger than it is. `current`: its capacity in bytes, `None` if that is not known.
+pub fn falls_short(current: Option<u64>, required: u64, limit: u64) -> Result<bool> {
+    let least = required.max(current.unwrap_or(0));
+    if limit > 0 && limit < least {
+        let text = format!("limit {limit} is less than what the volume has or is to have ({least})");
+        return Err(Error::invalid(text));
+    }
+    Ok(current.is_none_or(|has| required > has))
+}
+
+/// Enters the controller's answer to an expansion. An expansion that another call has asked for meanwhile stays.
+pub fn enter_expanded(record: &mut Record, asked: Expansion, capacity: Option<u64>, node_is_due: bool) {
+    let Some(registration) = &mut record.registration else { return };
+    if registration.pending_expansion == Some(asked) {
+        let of_nodes = Expansion { by_controller: true, ..asked };
+        registration.pending_expansion = node_is_due.then_some(of_nodes);
+        registration.error = None;
+    }
+    registration.capacity = capacity.or(registration.capacity);
+}
+
+/// Takes back an expansion that the plugin has refused. `why` is for the callers that wait for it.
+pub fn expansion_refused(record: &mut Record, asked: Expansion, why: &str) {
+    if let Some(registration) = &mut record.registration
+        && registration.pending_expansion == Some(asked)
+    {
+        registration.pending_expansion = None;
+        registration.error = Some(why.to_owned());
+    }
+}
+
+/// Refuses the first claim of a volume while a controller may be expanding it. The plugin may expand it OFFLINE (CSI rule 26).
+pub fn refuse_expanding(record: &Record) -> Result<()> {
+    match record.claims.is_empty() && record.driver.is_some() && record.awaits_expansion() {
+        true => Err(Error::new(Kind::Busy, format!("{} is being expanded", record.name))),
+        false => Ok(()),
+    }
+}
+
+/// Notes whether the plugin was asked for a creation or deletion that is in the record. Another standing stays.
+pub fn set_unasked(record: &mut Record, is_unasked: bool) {
+    match record.registration.as_mut().map(|registration| &mut registration.standing) {
+        Some(Standing::Creating(Creation { unasked, .. }) | Standing::Deleting { unasked, .. }) => {
+            *unasked = is_unasked;
+        }
+        None | Some(Standing::Registered) => {}
+    }
+}

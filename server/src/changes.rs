@@ -1,0 +1,286 @@
+//! The creation, the deletion and the expansion of volumes, as callers ask for them. The intent is written here, and the caller waits for the outcome.
+
+use std::time::Duration;
+
+use csi_proto::cluster::v1::{CreateAsk, DeleteAsk, ExpandAsk, VolumeRow};
+use csi_proto::identity::Identity;
+use csid::cluster::rows::read_spec;
+use csid::error::Step;
+use csid::store::registry::{DrivenRpc, Expansion, Record, Registration, Registry, Standing, VolumeName};
+use csid::volume::rules;
+use csid::{Error, Kind};
+use tokio::time::Instant;
+
+use crate::cluster::{Cluster, meta_guard};
+use crate::failure::{Result, ServerError};
+use crate::grants::May;
+use crate::provisioning::failure_name;
+use crate::view;
+use crate::volume_calls::is_unasked;
+use crate::volumes::{another_owner, holders_of};
+
+const TRIES: usize = 64;
+/// How long a caller waits for a controller. A node gives a call up after 10 s.
+const WAIT: Duration = Duration::from_secs(8);
+
+/// What a caller wants of a volume.
+enum Wanted {
+    /// The plugin, and the registration of the volume that is to be created.
+    Create(String, Box<Registration>),
+    Delete,
+    /// The least capacity, and the limit.
+    Expand(u64, u64),
+}
+
+/// What a look at the record has found.
+enum Looked {
+    Done(Box<VolumeRow>),
+    /// The record or a row has changed since it was read.
+    Changed,
+    /// The plugin has yet to answer.
+    Waits {
+        /// The last failure.
+        error: Option<String>,
+        /// The record's revision.
+        revision: u64,
+    },
+}
+
+impl Wanted {
+    fn rpc(&self) -> DrivenRpc {
+        match self {
+            Wanted::Create(..) => DrivenRpc::Create,
+            Wanted::Delete => DrivenRpc::Delete,
+            Wanted::Expand(..) => DrivenRpc::Expand,
+        }
+    }
+
+    fn step(&self) -> Step {
+        match self {
+            Wanted::Create(..) => Step::Create,
+            Wanted::Delete => Step::Delete,
+            Wanted::Expand(..) => Step::Expand,
+        }
+    }
+
+    fn participle(&self) -> &'static str {
+        match self {
+            Wanted::Create(..) => "created",
+            Wanted::Delete => "deleted",
+            Wanted::Expand(..) => "expanded",
+        }
+    }
+}
+
+impl Cluster {
+    /// Has a plugin create a volume, and registers it for the caller. The same call joins a creation that goes on.
+    pub async fn create(&self, caller: &Identity, ask: CreateAsk) -> Result<VolumeRow> {
+        let name = rules::volume_name(&ask.namespace, &ask.volume)?;
+        self.require(caller, &name.namespace, May::Create)?;
+        let mut spec = read_spec(ask.spec.unwrap_or_default())?;
+        if !spec.name.is_empty() || !spec.context.is_empty() {
+            let text = "a volume that is created has a name or a context; the servers make the name, and the plugin the context";
+            return Err(Error::invalid(text).into());
+        }
+        // A name of the caller's own could be that of a volume which another cluster has.
+        spec.name = rules::name_at_plugin(&self.config.cluster, &name);
+        // The plugin has yet to answer with the volume's ID.
+        rules::check_volume(&ask.plugin, &spec.name, &spec)?;
+        rules::check_capacity(ask.capacity_min, ask.capacity_max)?;
+        if let Some(credential) = &spec.credential {
+            rules::check_credential(&name.namespace, credential)?;
+        }
+        let (min, max) = (ask.capacity_min, ask.capacity_max);
+        let new = rules::new_creation(&caller.to_string(), spec, min, max);
+        self.reach(caller, &name, &Wanted::Create(ask.plugin, Box::new(new))).await
+    }
+
+    /// Has a plugin delete a volume that is the caller's own. A volume that is not there is deleted already.
+    pub async fn delete(&self, caller: &Identity, ask: DeleteAsk) -> Result<VolumeRow> {
+        let name = rules::volume_name(&ask.namespace, &ask.volume)?;
+        self.require(caller, &name.namespace, May::Delete)?;
+        self.reach(caller, &name, &Wanted::Delete).await
+    }
+
+    /// Has a plugin's controller expand a volume that is the caller's own. What nodes have to do is in the row.
+    pub async fn expand(&self, caller: &Identity, ask: ExpandAsk) -> Result<VolumeRow> {
+        let name = rules::volume_name(&ask.namespace, &ask.volume)?;
+        self.require(caller, &name.namespace, May::Expand)?;
+        rules::check_capacity(ask.required, ask.limit)?;
+        self.reach(caller, &name, &Wanted::Expand(ask.required, ask.limit)).await
+    }
+
+    /// Writes what is wanted, and waits until it is so. When that takes too long it goes on.
+    async fn reach(&self, caller: &Identity, name: &VolumeName, wanted: &Wanted) -> Result<VolumeRow> {
+        let begun = Instant::now();
+        let mut driven = self.subscribe_driven(name);
+        let (mut waits, mut tries) = (false, 0);
+        while tries < TRIES {
+            driven.borrow_and_update();
+            let looked = match waits {
+                true => self.look(caller, name, wanted, begun).await?,
+                false => self.begin(caller, name, wanted).await?,
+            };
+            match looked {
+                Looked::Done(row) => return Ok(*row),
+                Looked::Changed => tries += 1,
+                Looked::Waits { error, revision } => {
+                    waits = true;
+                    if begun.elapsed() >= WAIT {
+                        return Err(not_yet(name, wanted, error));
+                    }
+                    self.wake(name);
+                    tokio::select! {
+                        _ = driven.changed() => {}
+                        // Another server may call the controller.
+                        changed = self.changed_elsewhere(name, revision) => changed?,
+                        () = tokio::time::sleep_until(begun + WAIT) => {}
+                    }
+                }
+            }
+        }
+        Err(Error::new(Kind::Busy, format!("the record of {name} changed {TRIES} times meanwhile")).into())
+    }
+
+    /// Writes the intent of a creation or deletion, or joins the one that goes on.
+    async fn begin(&self, caller: &Identity, name: &VolumeName, wanted: &Wanted) -> Result<Looked> {
+        let here = self.presence.here()?;
+        let meta = self.normal().await?;
+        let mut guards = vec![meta_guard(&meta), here.guard()];
+        guards.extend(self.unblocked_guard(caller).await?);
+        let record = self.registry.record(name.clone()).await?;
+        if record.registration.as_ref().is_some_and(|present| present.owner != caller.to_string()) {
+            return Err(another_owner(name));
+        }
+        let mut after = record.clone();
+        match wanted {
+            Wanted::Create(plugin, new) => match &record.registration {
+                None => rules::begin_creation(&mut after, plugin, Registration::clone(new))?,
+                Some(_) => rules::join_creation(&mut after, plugin, new, false)?,
+            },
+            Wanted::Delete => begin_deletion(&mut after)?,
+            Wanted::Expand(required, limit) => begin_expansion(&mut after, *required, *limit)?,
+        }
+        let after = match after == record {
+            true => record,
+            false => match self.swap(&record, after, guards).await {
+                Ok(Some(after)) => {
+                    let call = wanted.participle();
+                    tracing::info!(%caller, volume = %name, "a volume is to be {call}");
+                    after
+                }
+                Ok(None) => return Ok(Looked::Changed),
+                Err(error) => return Err(self.hide_name(caller, error)),
+            },
+        };
+        Ok(looked(&after, caller, wanted))
+    }
+
+    /// Looks for the outcome of what was begun.
+    async fn look(
+        &self,
+        caller: &Identity,
+        name: &VolumeName,
+        wanted: &Wanted,
+        begun: Instant,
+    ) -> Result<Looked> {
+        self.presence.here()?;
+        let record = self.registry.record(name.clone()).await?;
+        let has_ended = match (wanted, record.registration.as_ref().map(|of| &of.standing)) {
+            (Wanted::Create(..), None) => true,
+            (Wanted::Delete, Some(Standing::Registered)) => true,
+            // Another caller has the volume deleted.
+            (Wanted::Create(..), Some(Standing::Deleting { .. })) => true,
+            // The plugin has refused it, or has answered with less.
+            (Wanted::Expand(..), _) => !record.awaits_expansion() && !is_done(&record, wanted),
+            _ => false,
+        };
+        if has_ended {
+            let known = self.failure_since(&failure_name(wanted.rpc(), name), begun.into_std());
+            let unknown = || {
+                let text = format!(
+                    "{name} was not {}: the plugin has refused it at another server, or another caller has changed the volume",
+                    wanted.participle()
+                );
+                Error::new(Kind::PluginError, text)
+            };
+            let noted = record.registration.as_ref().and_then(|of| of.error.clone());
+            let noted = noted.map(|error| Error::new(Kind::PluginError, error));
+            let error = known.or(noted).unwrap_or_else(unknown);
+            return Err(error.with(|details| details.step = Some(wanted.step())).into());
+        }
+        if let Some(blocked) = record.registration.as_ref().and_then(|of| of.blocked.clone()) {
+            let text = format!("{name} is not {}: {}", wanted.participle(), blocked.reason);
+            return Err(Error::new(Kind::PluginError, text)
+                .with(|details| details.step = Some(wanted.step()))
+                .into());
+        }
+        Ok(looked(&record, caller, wanted))
+    }
+}
+
+/// Returns whether a record is as wanted.
+fn is_done(record: &Record, wanted: &Wanted) -> bool {
+    match (wanted, record.registration.as_ref()) {
+        (Wanted::Create(..), of) => of.is_some_and(|of| of.standing == Standing::Registered),
+        (Wanted::Delete, of) => of.is_none(),
+        (Wanted::Expand(..), None) => false,
+        (Wanted::Expand(required, _), Some(of)) => {
+            // A plugin need not report the capacity. A refusal leaves its error.
+            let is_large = of.capacity.is_none_or(|has| has >= *required);
+            of.standing == Standing::Registered
+                && !record.awaits_expansion()
+                && of.error.is_none()
+                && is_large
+        }
+    }
+}
+
+/// Returns what a record says of what is wanted.
+fn looked(record: &Record, caller: &Identity, wanted: &Wanted) -> Looked {
+    match is_done(record, wanted) {
+        true => Looked::Done(Box::new(view::row(record, caller))),
+        false => {
+            let error = record.registration.as_ref().and_then(|of| of.error.clone());
+            Looked::Waits { error, revision: record.revision }
+        }
+    }
+}
+
+/// Enters the deletion of a volume. A volume in creation is created first, for its ID is not known. If its plugin was never asked, its row
+/// is removed at once.
+fn begin_deletion(record: &mut Record) -> Result<()> {
+    rules::refuse_used(record).map_err(|error| holders_of(record, error))?;
+    let unasked = is_unasked(record);
+    let Some(registration) = &mut record.registration else { return Ok(()) };
+    registration.blocked = None;
+    match &registration.standing {
+        Standing::Creating(_) if unasked => record.registration = None,
+        Standing::Creating(_) => rules::doom(record),
+        Standing::Registered | Standing::Deleting { .. } => {
+            let volume = record.volume.clone();
+            let has_begun = rules::begin_deletion(record, &volume, false)?;
+            rules::set_unasked(record, !has_begun || unasked);
+        }
+    }
+    Ok(())
+}
+
+/// Enters an expansion. A volume that is large enough stays as it is.
+fn begin_expansion(record: &mut Record, required: u64, limit: u64) -> Result<()> {
+    rules::registered(record)?;
+    let Some(registration) = &mut record.registration else { return Ok(()) };
+    registration.error = None;
+    if (required, limit) != (0, 0) && rules::falls_short(registration.capacity, required, limit)? {
+        let asked = Expansion { required, limit, by_controller: false };
+        registration.pending_expansion = Some(asked);
+    }
+    Ok(())
+}
+
+/// Returns the error of a change that takes longer than its caller may wait. It goes on.
+fn not_yet(name: &VolumeName, wanted: &Wanted, last: Option<String>) -> ServerError {
+    let last = last.map(|error| format!("; the last try: {error}")).unwrap_or_default();
+    let text = format!("{name} is not {} yet, and the servers go on{last}", wanted.participle());
+    Error::new(Kind::TimedOut, text).with(|details| details.step = Some(wanted.step())).into()
+}

@@ -1,0 +1,242 @@
+//! A controller call for a volume itself, and its end: CreateVolume, DeleteVolume and ControllerExpandVolume.
+
+use std::time::Duration;
+
+use csi_proto::cluster::v1::call_ended::How;
+use csi_proto::cluster::v1::controller_call::Method;
+use csi_proto::cluster::v1::{
+    Answer, CallClass, CallEnded, Capability, ControllerCall, CreateVolume, CreatedVolume, DeleteVolume,
+    ExpandVolume, Topology,
+};
+use csid::store::registry::{DrivenRpc, Record, Registration, Standing};
+use csid::volume::rules::{self, Created};
+use csid::{Error, Kind};
+use tonic::Code;
+
+use crate::failure::Result;
+use crate::forward::{message, text_of};
+
+/// Returns the call that a volume's standing asks for. `None`: the volume is registered, or not there.
+pub fn rpc_of_volume(record: &Record) -> Option<DrivenRpc> {
+    match &record.registration.as_ref()?.standing {
+        Standing::Creating(_) if record.volume.handle.is_creating() => Some(DrivenRpc::Create),
+        Standing::Deleting { .. } => Some(DrivenRpc::Delete),
+        Standing::Registered if record.awaits_expansion() => Some(DrivenRpc::Expand),
+        Standing::Creating(_) | Standing::Registered => None,
+    }
+}
+
+/// Returns whether the plugin was never asked for what the volume's standing asks for.
+pub fn is_unasked(record: &Record) -> bool {
+    match record.registration.as_ref().map(|registration| &registration.standing) {
+        Some(Standing::Creating(creation)) => creation.unasked,
+        Some(Standing::Deleting { unasked, .. }) => *unasked,
+        None | Some(Standing::Registered) => false,
+    }
+}
+
+/// Returns the word of a call in errors and in the memory of a volume.
+pub fn word(rpc: DrivenRpc) -> &'static str {
+    match rpc {
+        DrivenRpc::Create => "create",
+        DrivenRpc::Delete => "delete",
+        DrivenRpc::Publish => "attach",
+        DrivenRpc::Unpublish => "detach",
+        DrivenRpc::Expand => "expand",
+    }
+}
+
+/// A call for a volume that is ready to be sent.
+pub struct VolumeCall {
+    pub rpc: DrivenRpc,
+    pub host: String,
+    pub message: ControllerCall,
+}
+
+/// How a call for a volume ended.
+pub enum VolumeEnd {
+    Created(Created),
+    Deleted,
+    /// `None`: the plugin does not report the capacity.
+    Expanded {
+        capacity: Option<u64>,
+        node_is_due: bool,
+    },
+    Failed(VolumeFailure),
+}
+
+/// A call for a volume that failed.
+pub struct VolumeFailure {
+    pub class: CallClass,
+    /// The plugin's status. `None`: it is not known.
+    code: Option<Code>,
+    /// Whether the call has had an effect, though nothing can be done with it.
+    is_done: bool,
+    pub error: Error,
+}
+
+impl VolumeFailure {
+    fn new(class: CallClass, error: Error) -> VolumeFailure {
+        VolumeFailure { class, code: None, is_done: false, error }
+    }
+
+    /// Returns the failure of a call that its host was not sent.
+    pub fn not_sent(error: Error) -> VolumeFailure {
+        VolumeFailure::new(CallClass::NotSent, error)
+    }
+
+    /// Returns the failure of a call without an answer.
+    pub fn lost(host: &str) -> VolumeFailure {
+        let text = format!("node {host} did not answer the controller call");
+        VolumeFailure::new(CallClass::Unknown, Error::new(Kind::Uncertain, text))
+    }
+
+    /// Returns whether the same call is made again soon.
+    pub fn is_retried(&self) -> bool {
+        matches!(self.class, CallClass::Unknown | CallClass::NotSent | CallClass::Again)
+    }
+
+    /// Returns whether the plugin has done nothing, and would refuse the call again. `asked_before`: an earlier call may have had an
+    /// effect.
+    pub fn is_no(&self, asked_before: bool) -> bool {
+        match self.class {
+            CallClass::Refused => !self.is_done && rules::proves_no_effect(self.code, false, asked_before),
+            CallClass::Withheld => !asked_before,
+            CallClass::Unknown | CallClass::NotSent | CallClass::Again => false,
+        }
+    }
+}
+
+impl VolumeCall {
+    /// Makes the call of a volume. Its epoch is not known yet. `time`: how long the plugin has.
+    pub fn new(record: &Record, rpc: DrivenRpc, host: &str, time: Duration) -> Result<VolumeCall> {
+        let lacks = |what: &str| Error::internal(format!("{}: the record has no {what}", record.name));
+        let registration = record.registration.as_ref().ok_or_else(|| lacks("registration"))?;
+        let credential = registration.spec.credential.clone();
+        let (order, method) = match (rpc, &registration.standing) {
+            (DrivenRpc::Create, Standing::Creating(creation)) => {
+                let capacities = (creation.capacity_min, creation.capacity_max);
+                (format!("+{}", registration.spec.name), Method::Create(creating(registration, capacities)))
+            }
+            (DrivenRpc::Delete, Standing::Deleting { .. }) => {
+                (record.volume.handle.text().into_owned(), Method::Delete(DeleteVolume {}))
+            }
+            (DrivenRpc::Expand, Standing::Registered) => {
+                let method = expanding(record, registration).ok_or_else(|| lacks("expansion"))?;
+                (record.volume.handle.text().into_owned(), Method::Expand(method))
+            }
+            _ => return Err(lacks("standing for the call").into()),
+        };
+        let message = message(record, registration, order, credential, method, time)?;
+        Ok(VolumeCall { rpc, host: host.to_owned(), message })
+    }
+
+    /// Reads the end of the call, as the host says it.
+    pub fn read(&self, record: &Record, ended: CallEnded) -> VolumeEnd {
+        let host = &self.host;
+        let unsent = |why: &str| {
+            let text = format!("node {host} did not make the controller call: {why}");
+            VolumeEnd::Failed(VolumeFailure::not_sent(Error::new(Kind::PluginUnavailable, text)))
+        };
+        let unknown = |text: String| {
+            let error = Error::new(Kind::PluginError, text);
+            VolumeEnd::Failed(VolumeFailure::new(CallClass::Unknown, error))
+        };
+        match ended.how {
+            Some(How::Answer(Answer { created, expanded, .. })) => match (self.rpc, created, expanded) {
+                (DrivenRpc::Delete, _, _) => VolumeEnd::Deleted,
+                (DrivenRpc::Create, Some(created), _) => self.read_created(record, created),
+                (DrivenRpc::Expand, _, Some(expanded)) => match i64::try_from(expanded.capacity) {
+                    Ok(_) => VolumeEnd::Expanded {
+                        capacity: Some(expanded.capacity).filter(|bytes| *bytes > 0),
+                        node_is_due: expanded.node_expansion_required,
+                    },
+                    Err(_) => unknown(format!("node {host} answered with a capacity above CSI's limit")),
+                },
+                _ => unknown(format!("node {host} answered the controller call without a volume")),
+            },
+            Some(How::Failed(failure)) => {
+                let is_silent = self.message.hidden.as_ref().is_some_and(|hidden| hidden.more);
+                let text = text_of(host, is_silent, &failure);
+                let kind = Kind::read(&failure.kind).unwrap_or(Kind::PluginError);
+                let code = failure.code.and_then(|code| i32::try_from(code).ok()).map(Code::from);
+                let mut failed = VolumeFailure::new(failure.class(), Error::new(kind, text));
+                let is_retried = failed.is_retried();
+                failed.error = failed.error.with(|details| details.retryable = is_retried);
+                VolumeEnd::Failed(VolumeFailure { code, ..failed })
+            }
+            Some(How::NotStarted(true)) => unsent("it could not begin in time"),
+            Some(How::Stale(true)) => unsent("it has had a later one"),
+            // A word of a later version. The call may have been made.
+            _ => unknown(format!("node {host} ended the controller call with an unknown word")),
+        }
+    }
+
+    /// Checks the plugin's answer. A volume that is to be deleted needs its ID alone.
+    fn read_created(&self, record: &Record, created: CreatedVolume) -> VolumeEnd {
+        let Some(Registration { spec, standing: Standing::Creating(creation), .. }) = &record.registration
+        else {
+            let error = Error::internal(format!("{}: the record has no creation", record.name));
+            return VolumeEnd::Failed(VolumeFailure::new(CallClass::Unknown, error));
+        };
+        let CreatedVolume { external_id, volume_context, capacity, topologies } = created;
+        let mut created = Created {
+            external_id,
+            context: volume_context,
+            capacity: Some(capacity).filter(|bytes| *bytes > 0),
+            topologies: topologies.into_iter().map(|topology| topology.segments).collect(),
+            from_source: true,
+        };
+        if creation.to_delete {
+            created.context.clear();
+            created.topologies.clear();
+            created.capacity = None;
+        }
+        match rules::check_created(&record.volume.plugin, spec, &created) {
+            Ok(()) => VolumeEnd::Created(created),
+            // The volume is there, and nothing can use it. The same call would be answered so again.
+            Err(error) => {
+                let text = format!("node {}: the plugin's answer to CreateVolume: {error}", self.host);
+                let error = Error::new(Kind::PluginError, text);
+                let failed = VolumeFailure::new(CallClass::Refused, error);
+                VolumeEnd::Failed(VolumeFailure { is_done: true, ..failed })
+            }
+        }
+    }
+}
+
+/// Returns the call of a record's expansion. `None`: it has none, or is usable in no way.
+fn expanding(record: &Record, registration: &Registration) -> Option<ExpandVolume> {
+    let pending = registration.pending_expansion?;
+    let used = record.claims.iter().next().map(|claim| claim.usage.capability);
+    let capability = used.or(registration.spec.capabilities.first().copied())?;
+    let usage = registration.usage(capability);
+    let [access_mode, attachment_mode] = rules::words_of_capability(capability).map(str::to_owned);
+    Some(ExpandVolume {
+        capability: Some(Capability { access_mode, attachment_mode }),
+        fs_type: usage.fs_type,
+        mount_flags: usage.mount_flags,
+        mount_group: usage.mount_group,
+        required: pending.required,
+        limit: pending.limit,
+        in_use: rules::refuse_used(record).is_err(),
+    })
+}
+
+fn creating(registration: &Registration, (capacity_min, capacity_max): (u64, u64)) -> CreateVolume {
+    let spec = registration.spec.clone();
+    let capabilities = spec.capabilities.iter().map(|of| {
+        let [access_mode, attachment_mode] = rules::words_of_capability(*of).map(str::to_owned);
+        Capability { access_mode, attachment_mode }
+    });
+    CreateVolume {
+        capabilities: capabilities.collect(),
+        fs_type: spec.fs_type,
+        mount_flags: spec.mount_flags,
+        mount_group: spec.mount_group,
+        parameters: spec.parameters,
+        topologies: spec.topologies.into_iter().map(|segments| Topology { segments }).collect(),
+        capacity_min,
+        capacity_max,
+    }
+}
