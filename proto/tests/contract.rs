@@ -185,6 +185,7 @@ fn served() -> BTreeMap<String, [String; 3]> {
         let (member, rest) = line.trim().split_once('(')?;
         let member = match member.split_once('.')? {
             ("MANAGER", name) => format!("org.csid1.Manager.{name}"),
+            ("CLUSTER", name) => format!("org.csid1.Cluster.{name}"),
             ("PLUGIN", name) => format!("org.csid1.Plugin.{name}"),
             _ => return None,
         };
