@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use csid::store::registry::{HeldIndex, VolumeName};
 use futures_util::FutureExt;
 use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
 
 use crate::by_node::NodeIndex;
 use crate::error::EtcdError;

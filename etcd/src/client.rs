@@ -1,12 +1,13 @@
 //! Calls of etcd, each at one member after the other until one decides it.
 
 use std::future::Future;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
-use tonic::transport::Channel;
+use tokio::time::Instant;
 use tonic::{Code, Request, Response, Status, Streaming};
 
+use crate::connection::Connection;
 use crate::error::EtcdError;
 use crate::members::{EtcdConfig, Members, Timing};
 use crate::reply::Reply;
@@ -52,6 +53,12 @@ pub(crate) struct Found {
 impl Client {
     pub fn new(config: &EtcdConfig) -> Result<Self, EtcdError> {
         Ok(Client { members: Members::new(config)?, timing: config.timing })
+    }
+
+    /// Asks members at connections that are there.
+    #[cfg(feature = "double")]
+    pub fn at(connections: Vec<Connection>, timing: Timing) -> Self {
+        Client { members: Members::at(connections), timing }
     }
 
     /// Reads keys. The answer is linearizable: it has every change that was answered before the call. If the request has a
@@ -124,7 +131,7 @@ impl Client {
 
     /// Ends a lease. One that has ended already is no error.
     pub async fn revoke_lease(&self, lease: i64) -> Result<(), EtcdError> {
-        let revoke = async |mut client: LeaseClient<Channel>| {
+        let revoke = async |mut client: LeaseClient<Connection>| {
             client.lease_revoke(LeaseRevokeRequest { id: lease }).await
         };
         self.lease("end a lease", revoke).await.map(drop)
@@ -134,7 +141,7 @@ impl Client {
     async fn lease<T, F>(
         &self,
         step: &'static str,
-        call: impl Fn(LeaseClient<Channel>) -> F,
+        call: impl Fn(LeaseClient<Connection>) -> F,
     ) -> Result<Option<T>, EtcdError>
     where
         F: Future<Output = Result<Response<T>, Status>>,
@@ -211,7 +218,7 @@ impl<'a> Tries<'a> {
     async fn call<T, F>(
         &self,
         revision: u64,
-        call: impl FnOnce(KvClient<Channel>) -> F,
+        call: impl FnOnce(KvClient<Connection>) -> F,
     ) -> (usize, Result<T, Reply>)
     where
         F: Future<Output = Result<Response<T>, Status>>,
@@ -282,7 +289,7 @@ impl Watch {
 }
 
 async fn open(
-    channel: Channel,
+    channel: Connection,
     create: WatchCreateRequest,
 ) -> Result<(Streaming<WatchResponse>, WatchResponse), Status> {
     let create = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };

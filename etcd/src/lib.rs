@@ -13,6 +13,9 @@ mod by_node;
 mod cache;
 mod change;
 mod client;
+mod connection;
+#[cfg(feature = "double")]
+pub mod double;
 mod error;
 mod guard;
 mod keys;

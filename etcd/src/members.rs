@@ -4,8 +4,9 @@ use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
+use crate::connection::{self, Connection};
 use crate::error::EtcdError;
 
 /// The time in which a connection to a member is made.
@@ -65,7 +66,7 @@ pub(crate) struct Members {
 
 pub(crate) struct Member {
     pub endpoint: String,
-    pub channel: Channel,
+    pub channel: Connection,
 }
 
 impl Members {
@@ -77,6 +78,16 @@ impl Members {
                 Err(EtcdError::Endpoint { endpoint: String::new(), why: "no endpoint is configured".into() })
             }
             false => Ok(Members { members, current: AtomicUsize::new(0) }),
+        }
+    }
+
+    /// Takes connections that are there.
+    #[cfg(feature = "double")]
+    pub fn at(connections: Vec<Connection>) -> Self {
+        let member = |(n, channel)| Member { endpoint: format!("double {n}"), channel };
+        Members {
+            members: connections.into_iter().enumerate().map(member).collect(),
+            current: AtomicUsize::new(0),
         }
     }
 
@@ -120,5 +131,5 @@ fn member(endpoint: &str, tls: Option<&EtcdTls>) -> Result<Member, EtcdError> {
         .keep_alive_timeout(PING_ANSWER)
         .keep_alive_while_idle(true)
         .connect_lazy();
-    Ok(Member { endpoint: endpoint.to_owned(), channel })
+    Ok(Member { endpoint: endpoint.to_owned(), channel: connection::of(channel) })
 }

@@ -5,7 +5,7 @@ use std::io::Read;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use csid::store::registry::{
     ClaimFilter, Conflict, HeldVolumes, Listed, ListedClaim, Record, RecordFilter, Registry, RegistryError,
@@ -15,6 +15,7 @@ use csid::store::rows::NewEvent;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 use crate::cache::Cache;
 use crate::change::{Before, Change, Named};
@@ -24,7 +25,7 @@ use crate::guard::Guard;
 use crate::keys::{Keys, Part, RowKey};
 use crate::listing::{self, ClaimInList, ClaimsAfter, LeftOut, ListFilter, ListPart};
 use crate::lists;
-use crate::members::EtcdConfig;
+use crate::members::{EtcdConfig, Timing};
 use crate::rows::{RowStore, broken};
 use crate::stored::{Head, Stored};
 use crate::walk::Walk;
@@ -82,9 +83,24 @@ impl EtcdRegistry {
         if !(prefix.starts_with('/') && prefix.ends_with('/')) {
             return Err(EtcdError::Prefix { prefix: prefix.clone() });
         }
+        Self::follow(Client::new(config)?, prefix, *timing, events)
+    }
+
+    /// Does the same by connections that are there.
+    #[cfg(feature = "double")]
+    pub fn start_at(
+        connections: Vec<crate::double::Connection>,
+        prefix: &str,
+        timing: Timing,
+        events: KeepEvents,
+    ) -> Result<Self, EtcdError> {
+        Self::follow(Client::at(connections, timing), prefix, timing, events)
+    }
+
+    fn follow(client: Client, prefix: &str, timing: Timing, events: KeepEvents) -> Result<Self, EtcdError> {
         let keys = Keys::new(prefix);
-        let client = Arc::new(Client::new(config)?);
-        let cache = Arc::new(Cache::new(keys.clone(), *timing));
+        let client = Arc::new(client);
+        let cache = Arc::new(Cache::new(keys.clone(), timing));
         let watcher = tokio::spawn(watcher::run(client.clone(), cache.clone()));
         let inner = Inner {
             keys,

@@ -62,6 +62,7 @@ async fn follow(client: &Client, cache: &Cache) -> Result<(), EtcdError> {
         };
         let mut watch = watch?;
         tokio::select! {
+            biased;
             ended = read(&mut watch, cache, &mut from) => ended?,
             () = cache.is_doubted() => {
                 tracing::warn!("a change of the volumes in etcd was not seen; they are listed again");

@@ -64,6 +64,7 @@ impl Cluster {
                     }
                     self.wake(&wanted.name);
                     tokio::select! {
+                        biased;
                         _ = driven.changed() => {}
                         // Another server may call the controller.
                         changed = self.changed_elsewhere(&wanted.name, revision) => changed?,

@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use csid::store::registry::{Registry, VolumeName};
 use csid::{Error, Kind};
 use csid_etcd::{EtcdRegistry, Expected, Guard, RowKey, RowStore, Written};
 use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
 
 use crate::asks::Asks;
 use crate::certificates::Certificates;

@@ -10,7 +10,7 @@
 //! The intent is in etcd before the call is sent, and its revision is the call's epoch. A call without an answer may run on its host for
 //! a while. So the next call goes to the same host, which makes them one after the other, or to another one when the time for that is over.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -161,7 +161,7 @@ impl Driving {
             match self.cluster.registry.restless().await {
                 Ok((records, index)) => {
                     let due = records.iter().filter(|record| is_due(record));
-                    let due: HashMap<&VolumeName, u64> =
+                    let due: BTreeMap<&VolumeName, u64> =
                         due.map(|record| (&record.name, record.revision)).collect();
                     due.iter().for_each(|(name, revision)| self.begin(name, Some(*revision)));
                     // A volume's task may wait for a call for longer than a look counts.
@@ -179,6 +179,7 @@ impl Driving {
                         Place::Runs { .. } => true,
                     });
                     tokio::select! {
+                        biased;
                         // A beat changes the index every few seconds.
                         changed = self.cluster.registry_changed(index) => if changed.is_none() { return },
                         () = self.looks.notified() => {}
@@ -400,7 +401,7 @@ impl Driving {
     }
 
     /// Looks whether these nodes have a session, unless it has just looked.
-    async fn look_for(&self, nodes: HashSet<&str>) {
+    async fn look_for(&self, nodes: BTreeSet<&str>) {
         for node in nodes {
             let is_old = self.away().get(node).is_none_or(|of| of.last.elapsed() >= NOTHING);
             if is_old && let Err(error) = self.has_left(node).await {

@@ -43,6 +43,8 @@ mod rows;
 mod servers;
 mod service;
 mod sessions;
+#[cfg(test)]
+mod simulation;
 mod time;
 mod view;
 mod volume_calls;

@@ -276,7 +276,7 @@ async fn run(config: Config, keys: Keys) -> Result<()> {
 }
 
 /// Asks nodes for the releases that operators want, until the task is aborted.
-async fn ask_for_releases(cluster: Arc<Cluster>, sessions: Arc<Sessions>) {
+pub async fn ask_for_releases(cluster: Arc<Cluster>, sessions: Arc<Sessions>) {
     loop {
         match cluster.due_releases().await {
             Ok((due, index)) => {
@@ -293,7 +293,7 @@ async fn ask_for_releases(cluster: Arc<Cluster>, sessions: Arc<Sessions>) {
 }
 
 /// Ends the sessions of nodes that may have none any more, until the task is aborted. It reads one row at a time, whatever there is to read.
-async fn end_sessions(cluster: Arc<Cluster>, sessions: Arc<Sessions>) {
+pub async fn end_sessions(cluster: Arc<Cluster>, sessions: Arc<Sessions>) {
     loop {
         tokio::time::sleep(NODES).await;
         for (node, number) in sessions.nodes() {

@@ -238,6 +238,7 @@ impl Service {
         let is_over = |here: &Option<crate::presence::Here>| here.as_ref() != Some(&joining.here);
         loop {
             let message = tokio::select! {
+                biased;
                 over = &mut entered.over => {
                     let replaced = || format!("node {node} has another session with this server");
                     return Some(over.unwrap_or_else(|_| ServerError::Unavailable(replaced())));
@@ -250,6 +251,7 @@ impl Service {
                 Ok(Some(FromNode { is: Some(From::Plugins(plugins)) })) => {
                     let controllers = self.cluster.controllers_of(node, &plugins);
                     let reported = tokio::select! {
+                        biased;
                         reported = self.report(node, boot, plugins) => reported,
                         // Without etcd a report waits for longer than a session may go on.
                         _ = presence.wait_for(is_over) => Err(ServerError::cut_off()),

@@ -1,6 +1,6 @@
 //! The sessions of nodes with this server.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use csi_proto::cluster::v1::to_node::Is;
@@ -21,7 +21,8 @@ pub struct Sessions(Mutex<Table>);
 
 #[derive(Default)]
 struct Table {
-    of: HashMap<String, Session>,
+    /// In the order of the nodes: the simulation repeats what it did.
+    of: BTreeMap<String, Session>,
     next: u64,
 }
 

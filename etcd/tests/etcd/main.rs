@@ -1,6 +1,7 @@
 //! The registry on a real etcd of Debian: the tests that each registry passes, and tests of what only etcd has.
 
 mod cluster;
+mod double;
 mod failures;
 mod limits;
 mod outcomes;

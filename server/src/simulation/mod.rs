@@ -1,0 +1,19 @@
+//! The simulation: real servers over an etcd in memory, nodes that behave as csid does, and a storage that remembers what was done to it. A seed
+//! decides everything: which messages are late, lost or doubled, who dies when, and how the plugin answers. It all runs on one thread and on
+//! tokio's paused clock, so a seed does the same each time.
+//!
+//! `scene` sets up a cluster and breaks it, `server` is a server of it, `node` a host, `world` the storage and the judge, `network` what is
+//! between them. Always true: nodes and servers share no state but by messages, and nothing but the judge sees both.
+//!
+//! `CSID_SIM_SEED` repeats one seed, `CSID_SIM_SEEDS` is how many are tried, `CSID_SIM_LOG` shows what happens.
+
+mod dice;
+mod network;
+mod node;
+// csid's own: which late calls a controller's node refuses.
+#[path = "../../../csid/src/cluster/orders.rs"]
+mod orders;
+mod scene;
+mod server;
+mod tests;
+mod world;

@@ -1,0 +1,362 @@
+//! A cluster that is set up by a seed, broken for a while, and left alone until it is at rest.
+
+use std::fmt;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use csi_proto::cluster::v1::cluster_server::Cluster as Calls;
+use csi_proto::cluster::v1::{Capability, ChangeAsk, Register, ReleaseAsk, Spec, change_ask};
+use csi_proto::identity::Role;
+use csid_etcd::double::{Clear, Double};
+use csid_etcd::{EtcdRegistry, Expected, Guard, RowKey, Timing, Write};
+use futures_util::FutureExt;
+use tokio::time::{Instant, sleep};
+use tonic::Request;
+
+use super::dice::Dice;
+use super::network::{Network, Place};
+use super::node::{Host, Parts, Servers};
+use super::server::{self, CLUSTER, identity};
+use super::world::World;
+use crate::rows::{self, MetaRow, Mode, SCHEMA};
+
+/// How long the cluster has to come to rest when nothing fails any more. A claim that was given up is tried again after 300 s.
+const REST: Duration = Duration::from_secs(900);
+/// etcd has done by then what a server that was killed has asked for.
+const LATEST: Duration = Duration::from_secs(15);
+/// The time between two looks of the judge.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// A fault of the product that a scene has on purpose. The judge has to see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Break {
+    /// A node says Detached before it unmounts: as a detach that does not wait for the node.
+    EarlyDetached,
+    /// An operator forces releases of nodes that have the volume: as a server that detaches by itself.
+    ForcedRelease,
+    /// etcd compares nothing: as a claim that ignores the compare.
+    NoCompare,
+    /// A host makes each call at once, whatever its epoch.
+    StaleCalls,
+    /// A plugin goes on after its deadline: as a takeover that does not wait.
+    SlowPlugin,
+}
+
+/// What became of a scene.
+pub struct Outcome {
+    pub violation: Option<String>,
+    pub log: Vec<String>,
+    pub grants: u64,
+    pub calls: u64,
+    /// The virtual time.
+    pub took: Duration,
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Outcome { violation, grants, calls, took, .. } = self;
+        write!(f, "{violation:?}: {grants} grants, {calls} controller calls, {} s", took.as_secs())
+    }
+}
+
+/// Plays the scene of a seed.
+pub fn play(seed: u64, is_broken: Option<Break>) -> Outcome {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_time().start_paused(true);
+    // Without it tokio chooses the order of some wakes by itself, and the seed does not repeat the scene.
+    #[cfg(tokio_unstable)]
+    builder.rng_seed(tokio::runtime::RngSeed::from_bytes(&seed.to_le_bytes()));
+    builder.build().unwrap().block_on(async {
+        let scene = Scene::new(seed, is_broken).await;
+        let begun = Instant::now();
+        scene.play().await;
+        let world = &scene.world;
+        let (grants, calls) = world.counts();
+        Outcome { violation: world.violation(), log: world.log(), grants, calls, took: begun.elapsed() }
+    })
+}
+
+struct Scene {
+    dice: Dice,
+    network: Arc<Network>,
+    double: Double,
+    servers: Servers,
+    nodes: Vec<Arc<Host>>,
+    hosts: Vec<Arc<Host>>,
+    volumes: Vec<String>,
+    world: World,
+    is_broken: Option<Break>,
+}
+
+/// Writes the cluster's row, as csid-server init does.
+async fn init(double: &Double) {
+    let events = Box::new(|_| std::future::ready(()).boxed());
+    let connections = vec![double.connect(Arc::new(Clear))];
+    let registry = EtcdRegistry::start_at(connections, "/csid/", Timing::default(), events).unwrap();
+    let meta = MetaRow {
+        cluster: CLUSTER.to_owned(),
+        schema: SCHEMA,
+        generation: 1,
+        mode: Mode::Normal,
+        awaited: Vec::new(),
+        rest: Default::default(),
+    };
+    let guard = Guard { key: RowKey::Meta, is: Expected::Absent };
+    let value = Some(rows::write(&RowKey::Meta, &meta).unwrap());
+    let write = Write { value, key: RowKey::Meta, lease: 0 };
+    registry.rows().write(&[guard], vec![write]).await.unwrap();
+}
+
+impl Scene {
+    async fn new(seed: u64, is_broken: Option<Break>) -> Scene {
+        let dice = Dice::new(seed);
+        let double = Double::default();
+        tokio::spawn(double.clone().run());
+        init(&double).await;
+        let network = Arc::new(Network::new(dice.clone(), 0));
+        let world = World::new(dice.clone(), is_broken == Some(Break::SlowPlugin));
+        let count = 2 + dice.roll(2) as usize;
+        let servers = (0..count).map(|n| Some(server::start(&double, &network, n))).collect();
+        let servers: Servers = Arc::new(Mutex::new(servers));
+        // Plugin p attaches its volumes, and q does not.
+        let volumes: Vec<String> = match dice.roll(5) {
+            0 => vec!["plain".into()],
+            1 => vec!["data".into(), "plain".into()],
+            2 => vec!["shared".into()],
+            _ => vec!["data".into()],
+        };
+        let parts =
+            || Parts { network: network.clone(), servers: servers.clone(), world: world.clone(), is_broken };
+        let mut uses: Vec<(String, String)> =
+            volumes.iter().map(|volume| (volume.clone(), "web".to_owned())).collect();
+        if volumes[0] == "shared" && dice.once_in(2) {
+            uses.push(("shared".to_owned(), "job".to_owned()));
+        }
+        let nodes = 2 + dice.roll(2) as usize;
+        let nodes: Vec<_> =
+            (0..nodes).map(|n| Host::new(n, &format!("n{n}"), uses.clone(), parts())).collect();
+        let hosts = 1 + dice.roll(2) as usize;
+        let first = nodes.len();
+        let hosts: Vec<_> = (0..hosts)
+            .map(|n| Host::new(first + n, &format!("c{}", first + n), Vec::new(), parts()))
+            .collect();
+        Scene { dice, network, double, servers, nodes, hosts, volumes, world, is_broken }
+    }
+
+    /// Registers the volumes at the first server.
+    async fn register(&self) {
+        let server = self.servers.lock().unwrap_or_else(PoisonError::into_inner)[0].clone().unwrap();
+        let mut presence = server.service.cluster.presence.subscribe();
+        presence.wait_for(Option::is_some).await.unwrap();
+        for volume in &self.volumes {
+            let access_mode =
+                if volume == "shared" { "multi-node-multi-writer" } else { "single-node-writer" };
+            let capability =
+                Capability { access_mode: access_mode.into(), attachment_mode: "file-system".into() };
+            let register = Register {
+                volume: volume.clone(),
+                plugin: if volume == "plain" { "q".into() } else { "p".into() },
+                external_id: format!("ext-{volume}"),
+                spec: Some(Spec { capabilities: vec![capability], ..Spec::default() }),
+                ..Register::default()
+            };
+            let mut request = Request::new(ChangeAsk { what: Some(change_ask::What::Register(register)) });
+            request.extensions_mut().insert(identity(Role::Operator, "all"));
+            server.service.change(request).await.unwrap();
+        }
+    }
+
+    async fn play(&self) {
+        self.register().await;
+        // Without a controller's row a claim of an attaching volume is refused for good.
+        self.hosts.iter().for_each(|host| host.start());
+        sleep(Duration::from_secs(1)).await;
+        self.nodes.iter().for_each(|node| node.start());
+        sleep(Duration::from_secs(1)).await;
+        self.double.compares(self.is_broken != Some(Break::NoCompare));
+        self.network
+            .faults
+            .store(if self.dice.once_in(4) { 0 } else { 10 + self.dice.roll(60) }, Ordering::Relaxed);
+        let end = Instant::now() + self.dice.time(20_000, 60_000);
+        let mut look = Instant::now() + LOOK;
+        while Instant::now() < end && self.world.violation().is_none() {
+            self.break_something();
+            let next = Instant::now() + self.dice.time(300, 6_000);
+            while Instant::now() < next {
+                sleep((look.min(next)).saturating_duration_since(Instant::now())).await;
+                if Instant::now() >= look {
+                    self.world.compare(&self.double);
+                    look = Instant::now() + LOOK;
+                }
+            }
+        }
+        self.rest().await;
+    }
+
+    /// Does one bad thing.
+    fn break_something(&self) {
+        let (dice, network) = (&self.dice, &self.network);
+        match dice.roll(14) {
+            0 | 1 => self.kill_server(),
+            2 | 3 => {
+                let (one, other) = self.pair();
+                let is_one_way = dice.once_in(3);
+                let time = dice.time(200, 25_000);
+                self.world.note(|| format!("{one:?} and {other:?} are parted, one way: {is_one_way}"));
+                network.part(one, other);
+                if !is_one_way {
+                    network.part(other, one);
+                }
+                let network = network.clone();
+                tokio::spawn(async move {
+                    sleep(time).await;
+                    network.heal(one, other);
+                    network.heal(other, one);
+                });
+            }
+            4 | 5 => self.restart(&self.nodes, dice.time(0, 5_000), dice.once_in(2)),
+            // A call without an answer may go on for 20 s.
+            6 if dice.once_in(2) => self.restart(&self.hosts, dice.time(15_000, 60_000), dice.once_in(3)),
+            6 => self.restart(&self.hosts, dice.time(0, 5_000), dice.once_in(3)),
+            7 => {
+                let leases = self.double.leases();
+                if !leases.is_empty() {
+                    let lease = leases[dice.roll(leases.len() as u64) as usize];
+                    self.world.note(|| format!("lease {lease} ends early"));
+                    self.double.end_lease(lease);
+                }
+            }
+            8 => network.cut_watches(),
+            9 => self.double.compact(),
+            10 | 11 => self.release(),
+            12 => self.force(),
+            _ => {}
+        }
+    }
+
+    /// Returns two places that talk to each other.
+    fn pair(&self) -> (Place, Place) {
+        let dice = &self.dice;
+        let server = Place::Server(dice.roll(self.count()) as usize);
+        let places = (self.nodes.len() + self.hosts.len()) as u64;
+        let other = match dice.once_in(3) {
+            true => Place::Etcd,
+            false => Place::Node(dice.roll(places) as usize),
+        };
+        if dice.once_in(2) { (server, other) } else { (other, server) }
+    }
+
+    fn count(&self) -> u64 {
+        self.servers.lock().unwrap_or_else(PoisonError::into_inner).len() as u64
+    }
+
+    /// Kills a server, and starts it again later.
+    fn kill_server(&self) {
+        let at = self.dice.roll(self.count()) as usize;
+        let killed = self.servers.lock().unwrap_or_else(PoisonError::into_inner)[at].take();
+        let Some(killed) = killed else { return };
+        self.world.note(|| format!("server {at} is killed"));
+        killed.kill();
+        let (time, servers) = (self.dice.time(0, 20_000), self.servers.clone());
+        let (double, network, world) = (self.double.clone(), self.network.clone(), self.world.clone());
+        tokio::spawn(async move {
+            sleep(time).await;
+            world.note(|| format!("server {at} starts"));
+            let server = server::start(&double, &network, at);
+            servers.lock().unwrap_or_else(PoisonError::into_inner)[at] = Some(server);
+        });
+    }
+
+    /// Kills csid on a host, or switches the host off, and starts it again later.
+    fn restart(&self, of: &[Arc<Host>], time: Duration, is_reboot: bool) {
+        let host = of[self.dice.roll(of.len() as u64) as usize].clone();
+        match is_reboot {
+            true => host.reboot(),
+            false => {
+                self.world.note(|| format!("csid of {} is killed", host.name));
+                host.kill();
+            }
+        }
+        let host = host.hold_off();
+        tokio::spawn(async move {
+            sleep(time).await;
+            host.start_again();
+        });
+    }
+
+    /// Has an operator ask for a release.
+    fn release(&self) {
+        let at = self.dice.roll(self.count()) as usize;
+        let server = self.servers.lock().unwrap_or_else(PoisonError::into_inner)[at].clone();
+        let Some(server) = server else { return };
+        let node = &self.nodes[self.dice.roll(self.nodes.len() as u64) as usize];
+        let ask = ReleaseAsk {
+            volume: self.volumes[0].clone(),
+            node: node.name.clone(),
+            consumer: "web".into(),
+            force: self.is_broken == Some(Break::ForcedRelease),
+            ..ReleaseAsk::default()
+        };
+        self.world.note(|| format!("an operator releases {ask:?}"));
+        let mut request = Request::new(ask);
+        request.extensions_mut().insert(identity(Role::Operator, "all"));
+        let of = server.clone();
+        of.spawn(async move { drop(server.service.release(request).await) });
+    }
+
+    /// Switches a node off, and has an operator end its claim by force before it comes back.
+    fn force(&self) {
+        let node = self.nodes[self.dice.roll(self.nodes.len() as u64) as usize].clone();
+        node.reboot();
+        let ask = ReleaseAsk {
+            volume: self.volumes[0].clone(),
+            node: node.name.clone(),
+            consumer: "web".into(),
+            force: true,
+            deadline_ms: 1000,
+            ..ReleaseAsk::default()
+        };
+        let (servers, world, dice) = (self.servers.clone(), self.world.clone(), self.dice.clone());
+        let node = node.hold_off();
+        tokio::spawn(async move {
+            world.note(|| format!("an operator forces {ask:?}"));
+            let servers = servers.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            if let Some(server) = servers.into_iter().flatten().next() {
+                let mut request = Request::new(ask);
+                request.extensions_mut().insert(identity(Role::Operator, "all"));
+                let of = server.clone();
+                if of.spawn(async move { drop(server.service.release(request).await) }).await.is_err() {
+                    // etcd may do it later.
+                    sleep(LATEST).await;
+                }
+            }
+            sleep(dice.time(0, 3000)).await;
+            node.start_again();
+        });
+    }
+
+    /// Ends all faults, and waits until everything is at rest.
+    async fn rest(&self) {
+        self.world.note(|| "nothing fails any more".to_owned());
+        self.network.calm();
+        self.world.calm();
+        self.nodes.iter().for_each(|node| node.stops.store(true, Ordering::Relaxed));
+        let end = Instant::now() + REST;
+        loop {
+            if self.world.violation().is_some() {
+                return;
+            }
+            self.world.compare(&self.double);
+            let restless = match self.nodes.iter().find(|node| !node.is_empty()) {
+                Some(node) => Some(format!("the journal of {}: {}", node.name, node.shown())),
+                None => self.world.restless(&self.double),
+            };
+            let Some(restless) = restless else { return };
+            if Instant::now() >= end {
+                return self.world.fail(format!("not at rest: {restless}"));
+            }
+            sleep(LOOK).await;
+        }
+    }
+}
