@@ -279,6 +279,10 @@ async fn entry_of_a_call_that_asks_no_more_ends() {
     let waits_long = |call| ClaimAsk { queue_ms: 600_000, ..waits_briefly(&held.n2, "data", call) };
     assert!(is_queued(&held.n2.client(1).claim(waits_long("deserted")).await.unwrap_err()));
     assert!(is_queued(&held.n2.client(1).claim(waits_long("stays")).await.unwrap_err()));
+    // The first entry ends last. Before that nothing is granted, for its node is away.
+    tokio::time::sleep(Duration::from_secs(12)).await;
+    assert!(is_queued(&held.n2.client(1).claim(waits_long("stays")).await.unwrap_err()));
+    assert!(is_queued(&n3.client(0).claim(waits_briefly(&n3, "data", "away")).await.unwrap_err()));
     drop(session);
     eventually("the node is away", async || held.raw.below("/csid/v1/session/n3/").await.is_empty()).await;
     held.n1.detached(0, "data", &held.claim).await.unwrap();
