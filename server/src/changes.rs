@@ -196,7 +196,7 @@ impl Cluster {
             _ => false,
         };
         if has_ended {
-            let known = self.failure_since(&failure_name(wanted.rpc(), name), begun.into_std());
+            let known = self.failure_since(&failure_name(wanted.rpc(), name), begun);
             let unknown = || {
                 let text = format!(
                     "{name} was not {}: the plugin has refused it at another server, or another caller has changed the volume",

@@ -291,6 +291,7 @@ impl Host {
             protocol_max: 1,
             generation: 1,
             seen_revision: self.journal().seen,
+            clean: false,
         };
         sleep(self.network.delay()).await;
         to_server.try_send(FromNode { is: Some(from_node::Is::Hello(hello)) }).ok()?;
@@ -693,7 +694,10 @@ impl Making {
         let (node_id, is_publish) = match &call.method {
             Some(Method::Publish(publish)) => (&publish.node_id, true),
             Some(Method::Unpublish(unpublish)) => (&unpublish.node_id, false),
-            None => return How::NotStarted(true),
+            // No scene creates a volume.
+            Some(Method::Create(_) | Method::Delete(_) | Method::Expand(_)) | None => {
+                return How::NotStarted(true);
+            }
         };
         let node = node_id.trim_start_matches("id of ");
         let made = self.world.call(self.place, &call.volume, node, is_publish, call.epoch);
@@ -702,13 +706,22 @@ impl Making {
         let class = match ending {
             Ending::Done(device) => {
                 let publish_context = [("device".to_owned(), device)].into();
-                return How::Answer(if is_publish { Answer { publish_context } } else { Answer::default() });
+                return How::Answer(if is_publish {
+                    Answer { publish_context, ..Answer::default() }
+                } else {
+                    Answer::default()
+                });
             }
             Ending::Unknown => CallClass::Unknown,
             Ending::Again => CallClass::Again,
             Ending::Refused => CallClass::Refused,
             Ending::NotSent => CallClass::NotSent,
         };
-        How::Failed(CallFailure { class: class.into(), kind: "PluginError".into(), message: "no".into() })
+        How::Failed(CallFailure {
+            class: class.into(),
+            kind: "PluginError".into(),
+            message: "no".into(),
+            ..CallFailure::default()
+        })
     }
 }

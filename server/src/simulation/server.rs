@@ -139,6 +139,7 @@ pub fn start(double: &Double, network: &Arc<Network>, server: usize) -> Arc<Runn
         sessions: sessions.clone(),
         driving: driving.clone(),
         operators_lists: lists.clone(),
+        audits: Arc::new(Semaphore::new(1)),
         lists,
     };
     let calls = ClusterServer::new(service.clone());
