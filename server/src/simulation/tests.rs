@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::scene::{Break, Outcome, play};
 
 /// Seeds of a run of the tests.
-const SEEDS: u64 = 40;
+const SEEDS: u64 = 200;
 /// Seeds within which each break has to be seen.
 const BROKEN: u64 = 1000;
 
