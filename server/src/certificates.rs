@@ -74,7 +74,7 @@ impl Certificates {
 #[cfg(test)]
 #[path = "../tests/cluster/certificates.rs"]
 #[allow(dead_code, reason = "the tests of the cluster use more of it")]
-mod authority;
+pub(crate) mod authority;
 
 #[cfg(test)]
 mod tests {

@@ -21,7 +21,7 @@ use csid::store::rows::Leg;
 use csid::volume::rules::{self, ClaimAction, ClaimEffect, ClaimEvent, ClaimNext, ClaimOutcome};
 use csid::{Error, Kind};
 use csid_etcd::{Expected, Guard, RowKey, Rows};
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::Instant;
 
 use crate::cluster::{Cluster, meta_guard, node_guard};
@@ -66,6 +66,8 @@ pub struct Driving {
     /// Nodes with a pending claim, as this server has seen them.
     away: Mutex<HashMap<String, Away>>,
     pub(crate) calls: Calls,
+    /// Places for tasks of volumes.
+    places: Arc<Semaphore>,
     /// Has the volumes that rest looked at.
     looks: Notify,
     /// Whether this server stops: it makes no more calls.
@@ -112,6 +114,7 @@ impl Driving {
             table: Mutex::default(),
             away: Mutex::default(),
             calls: Calls::default(),
+            places: Arc::new(Semaphore::new(VOLUMES)),
             looks: Notify::new(),
             stops: AtomicBool::new(false),
         }
@@ -198,8 +201,7 @@ impl Driving {
             return;
         }
         let mut table = self.table();
-        let running = table.values().filter(|place| matches!(place, Place::Runs { .. })).count();
-        let memory = match table.get_mut(name) {
+        match table.get_mut(name) {
             Some(Place::Runs { again }) => {
                 *again |= revision.is_none();
                 return;
@@ -209,12 +211,14 @@ impl Driving {
             {
                 return;
             }
-            _ if running >= VOLUMES => return,
-            Some(Place::Rests(_, memory)) => std::mem::take(memory),
-            None => Memory::default(),
+            Some(Place::Rests(..)) | None => {}
+        }
+        let Ok(place) = self.places.clone().try_acquire_owned() else { return };
+        let memory = match table.insert(name.clone(), Place::Runs { again: false }) {
+            Some(Place::Rests(_, memory)) => memory,
+            Some(Place::Runs { .. }) | None => Memory::default(),
         };
-        table.insert(name.clone(), Place::Runs { again: false });
-        tokio::spawn(self.clone().drive(name.clone(), memory));
+        tokio::spawn(self.clone().drive(name.clone(), memory, place));
     }
 
     /// Ends a task, unless it is to look again.
@@ -231,7 +235,7 @@ impl Driving {
     }
 
     /// Acts for a volume until nothing is left to do here.
-    async fn drive(self: Arc<Self>, name: VolumeName, mut memory: Memory) {
+    async fn drive(self: Arc<Self>, name: VolumeName, mut memory: Memory, _place: OwnedSemaphorePermit) {
         loop {
             if self.stops.load(Ordering::Acquire) {
                 self.table().remove(&name);

@@ -9,7 +9,7 @@ use crate::config::Cluster;
 use crate::error::{Error, Kind, Result};
 
 /// The limit of controller calls that wait or are made at the same time, of all servers.
-const CALLS: usize = 256;
+pub(super) const CALLS: usize = 256;
 /// The same, of one plugin. A plugin that hangs leaves places to the others.
 const CALLS_OF_PLUGIN: usize = 64;
 

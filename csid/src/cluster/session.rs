@@ -22,7 +22,7 @@ use crate::cluster::controller::refused;
 use crate::cluster::failure::read;
 use crate::cluster::link;
 use crate::cluster::node::{CLAIMS, FENCED, Joined, Node, OWN_VOLUMES, SessionState};
-use crate::cluster::permits::Permits;
+use crate::cluster::permits::{CALLS, Permits};
 use crate::cluster::reconcile::{EVERY, FIRST, spread};
 use crate::error::{Error, presentable};
 use crate::plugin::{ATTACHES, Plugins};
@@ -46,6 +46,8 @@ const RELEASE: Duration = Duration::from_secs(10);
 const ANSWER: Duration = Duration::from_secs(10);
 /// The most volumes of its own that a refused host names.
 const SHOWN: usize = 8;
+/// Messages that wait for a slow server: the ends of all calls that may run at the same time, and more.
+const OUTGOING: usize = CALLS + 64;
 /// The limit of a server's text in the state, in bytes.
 const TEXT: usize = 256;
 
@@ -148,7 +150,7 @@ impl Node {
         let lost = |text: &str| End::Lost(text.to_owned());
         let client = ClusterClient::new(link::open(&self.link.join(server)));
         let mut client = client.max_decoding_message_size(MESSAGE);
-        let (to_server, receiver) = mpsc::channel(8);
+        let (to_server, receiver) = mpsc::channel(OUTGOING);
         let hello = FromNode { is: Some(from_node::Is::Hello(self.hello(is_clean))) };
         // The channel is new, so there is a place.
         let _ = to_server.try_send(hello);

@@ -13,7 +13,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::task::AbortHandle;
 
 use super::network::{Network, ToEtcd};
-use crate::certificates::Certificates;
+use crate::certificates::{Certificates, authority};
 use crate::cluster::Cluster;
 use crate::config::Config;
 use crate::drive::Driving;
@@ -28,10 +28,6 @@ pub const CLUSTER: &str = "prod";
 const MEMBERS: usize = 3;
 /// How long a plugin has.
 pub const CONTROLLER: Duration = Duration::from_secs(10);
-
-#[path = "../../tests/cluster/certificates.rs"]
-#[allow(dead_code, reason = "the tests of the cluster use more of it")]
-mod authority;
 
 /// The authority of no certificate: the simulation has no TLS.
 static CA: LazyLock<Vec<u8>> =
