@@ -82,9 +82,12 @@ pub struct Cluster {
     /// Credentials that such a call may name: `csid.NAMESPACE.NAME`, or `csid.NAMESPACE.*` for all of a namespace.
     #[serde(default)]
     pub controller_credentials: Vec<String>,
+    /// Those of `controllers` with which such a call may create, expand or delete volumes.
+    #[serde(default)]
+    pub controller_volumes: Vec<String>,
 }
 
-/// The limits of `controllers` and `controller-credentials`.
+/// The limits of `controllers`, which `controller-volumes` has, too, and of `controller-credentials`.
 const CONTROLLERS: usize = 64;
 const CONTROLLER_CREDENTIALS: usize = 1000;
 
@@ -142,9 +145,10 @@ pub enum ConfigError {
 impl Cluster {
     /// Checks what this host does for others. Returns what is wrong.
     fn check_controllers(&self) -> Result<(), String> {
-        let Cluster { controllers, controller_credentials, .. } = self;
+        let Cluster { controllers, controller_credentials, controller_volumes, .. } = self;
         for (key, count, limit) in [
             ("controllers", controllers.len(), CONTROLLERS),
+            ("controller-volumes", controller_volumes.len(), CONTROLLERS),
             ("controller-credentials", controller_credentials.len(), CONTROLLER_CREDENTIALS),
         ] {
             if count > limit {
@@ -153,6 +157,9 @@ impl Cluster {
         }
         for plugin in controllers {
             names::name("plugin", plugin).map_err(|error| format!("controllers: {error}"))?;
+        }
+        if let Some(plugin) = controller_volumes.iter().find(|plugin| !controllers.contains(plugin)) {
+            return Err(format!("controller-volumes has {plugin:?}, which controllers does not have"));
         }
         for credential in controller_credentials {
             let name = credential.strip_suffix(".*").map(|rest| format!("{rest}.name"));
@@ -330,6 +337,8 @@ mod tests {
             assert!(error.contains("controller-credentials has"), "{credential}: {error}");
         }
         assert!(load("controllers = [\"\"]").is_err());
+        assert!(load("controller-volumes = [\"ceph\"]").unwrap_err().contains("controllers does not have"));
+        assert!(load("controllers = [\"ceph\"]\ncontroller-volumes = [\"ceph\"]").is_ok());
         assert!(
             load(&format!("controllers = {:?}", vec!["p"; CONTROLLERS + 1]))
                 .unwrap_err()

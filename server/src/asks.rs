@@ -9,8 +9,9 @@ use tokio::time::Instant;
 
 /// How long a caller asks no server before its claim ends.
 pub const IDLE: Duration = Duration::from_secs(60);
-/// The most calls that are remembered. A call that is not remembered begins to be counted later.
+/// The most calls that are remembered, and those of one caller. A call that is not remembered begins to be counted later.
 const CALLS: usize = 100_000;
+const OF_CALLER: usize = 2_000;
 /// The time between two looks for calls to forget.
 const BETWEEN: Duration = Duration::from_secs(10);
 
@@ -21,6 +22,8 @@ pub struct Asks(Mutex<Table>);
 #[derive(Default)]
 struct Table {
     calls: HashMap<String, Asked>,
+    /// How many of them each caller has.
+    callers: HashMap<String, usize>,
     /// The last look for calls to forget. `None`: there was none.
     looked: Option<Instant>,
 }
@@ -37,12 +40,15 @@ struct Asked {
 /// A caller that waits for an answer. Its drop ends that.
 pub struct Asking<'a> {
     asks: &'a Asks,
-    call: String,
+    /// `None`: the call is not remembered.
+    call: Option<String>,
 }
 
 impl Drop for Asking<'_> {
     fn drop(&mut self) {
-        if let Some(asked) = self.asks.lock().calls.get_mut(&self.call) {
+        if let Some(call) = &self.call
+            && let Some(asked) = self.asks.lock().calls.get_mut(call)
+        {
             asked.waiting = asked.waiting.saturating_sub(1);
             asked.last = Instant::now();
         }
@@ -56,13 +62,27 @@ impl Table {
         if self.looked.is_none_or(|looked| looked + BETWEEN <= now) {
             self.looked = Some(now);
             self.calls.retain(|_, asked| asked.waiting > 0 || asked.last + 2 * IDLE > now);
+            self.callers.clear();
+            for call in self.calls.keys() {
+                *self.callers.entry(caller_of(call).to_owned()).or_insert(0) += 1;
+            }
         }
-        if self.calls.len() >= CALLS && !self.calls.contains_key(call) {
-            return None;
+        if !self.calls.contains_key(call) {
+            let of_caller = self.callers.get(caller_of(call)).copied().unwrap_or(0);
+            if self.calls.len() >= CALLS || of_caller >= OF_CALLER {
+                return None;
+            }
+            self.callers.insert(caller_of(call).to_owned(), of_caller + 1);
         }
         let new = || Asked { last: now, waiting: 0, until: None, is_withdrawn: false };
         Some(self.calls.entry(call.to_owned()).or_insert_with(new))
     }
+}
+
+/// Returns ROLE/NAME of a call's name.
+fn caller_of(call: &str) -> &str {
+    let end = call.match_indices('/').nth(1).map_or(call.len(), |(at, _)| at);
+    &call[..end]
 }
 
 impl Asks {
@@ -72,11 +92,12 @@ impl Asks {
 
     /// Notes that a caller asks, and until when it waits in the queue.
     pub fn begin(&self, call: &str, until: Option<Instant>) -> Asking<'_> {
-        if let Some(asked) = self.lock().entry(call) {
+        let is_known = self.lock().entry(call).is_some_and(|asked| {
             (asked.last, asked.until) = (Instant::now(), until);
             asked.waiting += 1;
-        }
-        Asking { asks: self, call: call.to_owned() }
+            true
+        });
+        Asking { asks: self, call: is_known.then(|| call.to_owned()) }
     }
 
     /// Returns whether the caller has asked nothing here for [`IDLE`], from when the claim was seen here first.
@@ -138,12 +159,17 @@ mod tests {
     #[test]
     fn remembered_calls_are_bounded() {
         let asks = Asks::default();
-        for n in 0..CALLS + 10 {
-            asks.begin(&n.to_string(), None);
+        let call = |n: usize| format!("node/n{}/c{n}", n / OF_CALLER);
+        for n in 0..OF_CALLER + 10 {
+            asks.begin(&format!("node/busy/{n}"), None);
+        }
+        assert_eq!(asks.lock().calls.len(), OF_CALLER, "one caller leaves places to others");
+        for n in 0..CALLS {
+            asks.begin(&call(n), None);
         }
         assert_eq!(asks.lock().calls.len(), CALLS);
-        asks.withdraw("0");
-        assert!(asks.is_withdrawn("0") && !asks.is_withdrawn("1"));
+        asks.withdraw(&call(0));
+        assert!(asks.is_withdrawn(&call(0)) && !asks.is_withdrawn(&call(1)));
         pass(&asks, IDLE * 3);
         asks.begin("new", None);
         assert_eq!(asks.lock().calls.len(), 1);

@@ -22,6 +22,8 @@ use crate::volumes::{another_owner, holders_of};
 const TRIES: usize = 64;
 /// How long a caller waits for a controller. A node gives a call up after 10 s.
 const WAIT: Duration = Duration::from_secs(8);
+/// The limit of volumes of one owner that are being created, expanded or deleted.
+const UNFINISHED: usize = 100;
 
 /// What a caller wants of a volume.
 enum Wanted {
@@ -155,11 +157,18 @@ impl Cluster {
         let mut after = record.clone();
         match wanted {
             Wanted::Create(plugin, new) => match &record.registration {
-                None => rules::begin_creation(&mut after, plugin, Registration::clone(new))?,
+                None => {
+                    // What is left of an earlier volume of the name.
+                    rules::refuse_used(&record).map_err(|error| holders_of(&record, error))?;
+                    rules::begin_creation(&mut after, plugin, Registration::clone(new))?;
+                }
                 Some(_) => rules::join_creation(&mut after, plugin, new, false)?,
             },
             Wanted::Delete => begin_deletion(&mut after)?,
             Wanted::Expand(required, limit) => begin_expansion(&mut after, *required, *limit)?,
+        }
+        if !rules::is_unfinished(&record) && rules::is_unfinished(&after) {
+            self.refuse_more_unfinished(caller).await?;
         }
         let after = match after == record {
             true => record,
@@ -176,6 +185,24 @@ impl Cluster {
         Ok(looked(&after, caller, wanted))
     }
 
+    /// Refuses a caller with as many changes under way as it may have. Each keeps the servers busy until it ends.
+    async fn refuse_more_unfinished(&self, caller: &Identity) -> Result<()> {
+        let owner = caller.to_string();
+        let is_one = |record: &&Record| {
+            rules::is_unfinished(record) && record.registration.as_ref().is_some_and(|of| of.owner == owner)
+        };
+        let (records, _) = self.registry.restless().await?;
+        match records.iter().filter(is_one).count() >= UNFINISHED {
+            false => Ok(()),
+            true => {
+                let text = format!(
+                    "{UNFINISHED} volumes of {caller} are being created, expanded or deleted, the limit"
+                );
+                Err(Error::new(Kind::RateLimited, text).into())
+            }
+        }
+    }
+
     /// Looks for the outcome of what was begun.
     async fn look(
         &self,
@@ -186,6 +213,17 @@ impl Cluster {
     ) -> Result<Looked> {
         self.presence.here()?;
         let record = self.registry.record(name.clone()).await?;
+        if record.registration.as_ref().is_some_and(|present| present.owner != caller.to_string()) {
+            // The caller's volume is gone, and the name is another one's.
+            return Err(another_owner(name));
+        }
+        if let (Wanted::Delete, Some(Standing::Creating(creation))) =
+            (wanted, record.registration.as_ref().map(|of| &of.standing))
+            && !creation.to_delete
+        {
+            // The volume was deleted, and another caller has another one created under the name.
+            return Ok(Looked::Done(Box::new(view::row(&Record::none(name.clone()), caller))));
+        }
         let has_ended = match (wanted, record.registration.as_ref().map(|of| &of.standing)) {
             (Wanted::Create(..), None) => true,
             (Wanted::Delete, Some(Standing::Registered)) => true,

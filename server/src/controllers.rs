@@ -72,9 +72,9 @@ impl Cluster {
             let is_granted = self.config.grants.allow_controller(&identity, None, &of.plugin);
             match of.attaches() {
                 Attaches::Yes if is_granted && of.controller => {
-                    self.keep_controller(node, &of.plugin, true).await?;
+                    self.keep_controller(node, &of.plugin, true, None).await?;
                 }
-                Attaches::No if is_granted => self.keep_controller(node, &of.plugin, false).await?,
+                Attaches::No if is_granted => self.keep_controller(node, &of.plugin, false, None).await?,
                 // The plugin may be away for a while. Without a grant, the row counts for nothing.
                 Attaches::Yes | Attaches::No | Attaches::Unknown => {}
             }
@@ -83,15 +83,22 @@ impl Cluster {
     }
 
     /// Takes a node that is about to be forgotten out of the rows of its plugins.
-    pub async fn drop_controllers(&self, node: &str, row: &NodeRow) -> Result<()> {
-        let plugins = row.plugins.keys().chain(row.node_ids.keys());
+    pub async fn drop_controllers(&self, node: &str, row: &Read<NodeRow>) -> Result<()> {
+        let plugins = row.value.plugins.keys().chain(row.value.node_ids.keys());
         for plugin in plugins.collect::<BTreeSet<_>>() {
-            self.keep_controller(node, plugin, false).await?;
+            self.keep_controller(node, plugin, false, Some(row)).await?;
         }
         Ok(())
     }
 
-    async fn keep_controller(&self, node: &str, plugin: &str, is_one: bool) -> Result<()> {
+    /// Writes whether a node has a plugin's controller. `of`: the node's row that must not have changed. `None`: the present one.
+    async fn keep_controller(
+        &self,
+        node: &str,
+        plugin: &str,
+        is_one: bool,
+        of: Option<&Read<NodeRow>>,
+    ) -> Result<()> {
         for _ in 0..TRIES {
             let here = self.presence.here()?;
             let present = self.plugin_now(plugin).await?;
@@ -108,7 +115,13 @@ impl Cluster {
                 let text = format!("plugin {plugin} has controllers on {CONTROLLERS} nodes, the limit");
                 return Err(Error::new(Kind::RateLimited, text).into());
             }
-            let Some(row) = self.unblocked(node).await? else { return Ok(()) };
+            let row = match of {
+                Some(row) => row.clone(),
+                None => match self.unblocked(node).await? {
+                    Some(row) => row,
+                    None => return Ok(()),
+                },
+            };
             let key = RowKey::Plugin(plugin.to_owned());
             let write = Write { value: Some(rows::write(&key, &after)?), key, lease: 0 };
             let guards = [plugin_guard(plugin, present.as_ref()), node_guard(node, &row), here.guard()];

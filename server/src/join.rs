@@ -38,7 +38,7 @@ pub enum Joined {
 }
 
 fn refused(reason: &str, message: String) -> Joined {
-    Joined::Refused(Refused { reason: reason.to_owned(), message })
+    Joined::Refused(Refused { reason: reason.to_owned(), message, fence: 0 })
 }
 
 impl Cluster {
@@ -115,9 +115,20 @@ impl Cluster {
                 return Ok(Some(refused("twice", text)));
             }
         }
+        // A Hello that comes late may be clean of an earlier fence.
+        let number = row.fence.as_ref().map_or(0, |fence| fence.number);
         let state = match row.state {
-            NodeState::Fenced if is_other_boot || hello.clean => row.state_after_fence(),
-            NodeState::Fenced => return Ok(Some(refused("fenced", format!("node {node} is fenced")))),
+            NodeState::Fenced if is_other_boot || (number > 0 && hello.clean == number) => {
+                row.state_after_fence()
+            }
+            NodeState::Fenced => {
+                let message = format!("node {node} is fenced");
+                return Ok(Some(Joined::Refused(Refused {
+                    reason: "fenced".to_owned(),
+                    message,
+                    fence: number,
+                })));
+            }
             state => state,
         };
         let row = NodeRow { boot: hello.boot.clone(), state, ..row };

@@ -172,7 +172,7 @@ impl Cluster {
         if claims > 0 {
             return busy(format!("node {node} has {claims} claims that have not ended yet"));
         }
-        self.while_here(self.drop_controllers(node, &present.value)).await?;
+        self.while_here(self.drop_controllers(node, present)).await?;
         let tried = self.write_node(node, present, None).await?;
         if let Tried::Done = tried {
             tracing::warn!(%caller, node, "a node was forgotten");

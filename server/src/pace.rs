@@ -13,6 +13,8 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_
 const OF_VOLUME: &str = "volume: ";
 /// Calls of one plugin at the same time. A plugin that hangs leaves places to other plugins.
 const CALLS: usize = 250;
+/// Those of them that create, expand or delete a volume. Attaches and detaches have the others.
+const CALLS_FOR_VOLUMES: usize = 64;
 
 /// What this server remembers of a volume between its turns.
 #[derive(Default)]
@@ -98,11 +100,20 @@ impl Calls {
 
     /// Counts one call more. `None`: the plugin has as many as it may.
     pub fn begin(&self, plugin: &str) -> Option<Calling<'_>> {
+        self.begin_of(plugin.to_owned(), CALLS)
+    }
+
+    /// Does the same for a call that creates, expands or deletes a volume.
+    pub fn begin_for_volume(&self, plugin: &str) -> Option<Calling<'_>> {
+        self.begin_of(format!("{OF_VOLUME}{plugin}"), CALLS_FOR_VOLUMES)
+    }
+
+    fn begin_of(&self, plugin: String, most: usize) -> Option<Calling<'_>> {
         let mut calls = self.lock();
-        let count = calls.entry(plugin.to_owned()).or_insert(0);
-        (*count < CALLS).then(|| {
+        let count = calls.entry(plugin.clone()).or_insert(0);
+        (*count < most).then(|| {
             *count += 1;
-            Calling { calls: self, plugin: plugin.to_owned() }
+            Calling { calls: self, plugin }
         })
     }
 }
@@ -133,6 +144,8 @@ mod tests {
         let mut of_one: Vec<_> = (0..CALLS).map(|_| calls.begin("one").unwrap()).collect();
         assert!(calls.begin("one").is_none(), "one call too many");
         let of_two = calls.begin("two").unwrap();
+        let for_volume = calls.begin_for_volume("one").unwrap();
+        drop(for_volume);
         of_one.pop();
         of_one.push(calls.begin("one").unwrap());
         drop((of_one, of_two));

@@ -66,35 +66,40 @@ impl Driving {
         let hosts = self.cluster.hosts(record, self.sessions.all_controllers(plugin));
         let Next { host, may_run } = self.choose(record, &hosts, memory);
         let Some(host) = host else { return Ok(Turn::Rest(may_run.unwrap_or(NOTHING))) };
-        let Some(_calling) = self.calls.begin(plugin) else { return Ok(Turn::Rest(SHORT)) };
+        let Some(_calling) = self.calls.begin_for_volume(plugin) else { return Ok(Turn::Rest(SHORT)) };
         // What is blocked by any server is sent nothing.
         let Some(of_host) = self.cluster.host_guard(host).await? else { return Ok(Turn::Rest(NOTHING)) };
         guards.push(of_host);
         match self.call_for_volume(record, rpc, host, guards).await? {
             None => {}
-            Some(VolumeEnd::Created(_) | VolumeEnd::Deleted | VolumeEnd::Expanded { .. }) => {
+            // The plugin has created a volume that the record cannot take.
+            Some((VolumeEnd::Created(_), false)) => {
+                memory.has_failed(Wish::of_volume(word(rpc), true), BLOCKED);
+            }
+            Some((VolumeEnd::Created(_) | VolumeEnd::Deleted | VolumeEnd::Expanded { .. }, _)) => {
                 memory.failed.remove(&wish);
             }
-            Some(VolumeEnd::Failed(failed)) if failed.is_retried() => {
+            Some((VolumeEnd::Failed(failed), _)) if failed.is_retried() => {
                 memory.has_failed(wish, Duration::ZERO);
             }
             // A refused expansion is over.
-            Some(VolumeEnd::Failed(_)) if rpc == DrivenRpc::Expand => {
+            Some((VolumeEnd::Failed(_), _)) if rpc == DrivenRpc::Expand => {
                 memory.failed.remove(&wish);
             }
-            Some(VolumeEnd::Failed(_)) => memory.has_failed(Wish::of_volume(word(rpc), true), BLOCKED),
+            Some((VolumeEnd::Failed(_), _)) => memory.has_failed(Wish::of_volume(word(rpc), true), BLOCKED),
         }
         Ok(Turn::Again)
     }
 
-    /// Makes one call: writes its intent, sends it, and writes its outcome. `None`: the record has changed, so nothing was sent.
+    /// Makes one call: writes its intent, sends it, and writes its outcome. Returns the outcome, and whether the record has taken it. `None`: the
+    /// record has changed, so nothing was sent.
     async fn call_for_volume(
         &self,
         record: &Record,
         rpc: DrivenRpc,
         host: &str,
         guards: Vec<Guard>,
-    ) -> Result<Option<VolumeEnd>> {
+    ) -> Result<Option<(VolumeEnd, bool)>> {
         let here = self.cluster.presence.here()?;
         let mut call = VolumeCall::new(record, rpc, host, self.cluster.config.controller_time)?;
         let mut after = record.clone();
@@ -119,13 +124,14 @@ impl Driving {
         if let VolumeEnd::Failed(VolumeFailure { error, .. }) = &ended {
             tracing::warn!(volume = %record.name, host, call = word(rpc), %error, "a controller call has failed");
         }
-        self.finish_for_volume(&call, record, &ended).await?;
+        let is_taken = self.finish_for_volume(&call, record, &ended).await?;
         self.cluster.was_driven(&record.name);
-        Ok(Some(ended))
+        Ok(Some((ended, is_taken)))
     }
 
     /// Writes the outcome of a call, unless another server has taken over. `had`: the record before the call's intent.
-    async fn finish_for_volume(&self, call: &VolumeCall, had: &Record, ended: &VolumeEnd) -> Result<()> {
+    /// Returns `false` if the record cannot take a volume that was created.
+    async fn finish_for_volume(&self, call: &VolumeCall, had: &Record, ended: &VolumeEnd) -> Result<bool> {
         let name = &had.name;
         let had_driver = had.driver.as_ref().filter(|driver| driver.host == call.host);
         let unanswered = match ended {
@@ -147,10 +153,11 @@ impl Driving {
             let record = self.cluster.registry.record(name.clone()).await?;
             let is_mine = |driver: &Driver| driver.call.as_ref().is_some_and(|of| of.id == call.message.call);
             if !record.driver.as_ref().is_some_and(is_mine) {
-                return Ok(());
+                return Ok(true);
             }
             let mut after = record.clone();
             let mut failed: Option<Error> = None;
+            let mut is_taken = true;
             match (ended, &conflict) {
                 // The plugin's volume has another name in the cluster. Nothing is deleted: it is that record's.
                 (VolumeEnd::Created(_), Some(other)) => {
@@ -160,6 +167,7 @@ impl Driving {
                 (VolumeEnd::Created(created), None) => {
                     if let Err(error) = rules::enter_created(&mut after, &record.volume, created) {
                         note(&mut after, &error);
+                        is_taken = false;
                     }
                 }
                 (VolumeEnd::Deleted, _) => after.registration = None,
@@ -178,7 +186,7 @@ impl Driving {
                     if let Some(error) = failed {
                         self.cluster.note_failure(&failure_name(call.rpc, name), error);
                     }
-                    return Ok(());
+                    return Ok(is_taken);
                 }
                 Ok(None) => {}
                 Err(RegistryError::Conflict(Conflict::Taken(other))) if conflict.is_none() => {

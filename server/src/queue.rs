@@ -11,6 +11,7 @@
 //! each later one that its claim would exclude. Nothing is granted to a node without a session: it may be off, and its claim would
 //! stay.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,8 +34,12 @@ use crate::wanted::{QueuePlace, TRIES, Tried, Wanted, busy, filter_of};
 const BEAT: Duration = Duration::from_secs(10);
 /// The limit of claims of one volume that wait.
 const ENTRIES: usize = 1024;
+/// The same of one node. csid has one of a volume, as a rule.
+const OF_NODE: usize = 32;
 /// The entries that one transaction ends at most: each is up to three operations of 100.
 const MOST: usize = 24;
+/// The entries that a change looks at, from the front. Each is compared with those before it.
+const LOOKED: usize = 128;
 
 /// Returns the entry of a call. `None`: it has none.
 pub fn entry<'a>(record: &'a Record, call: &str) -> Option<&'a Queued> {
@@ -128,6 +133,10 @@ impl Cluster {
                         format!("{} claims wait for {name}, and the limit is {ENTRIES}", record.queue.len());
                     return Err(Error::new(Kind::RateLimited, text).into());
                 }
+                if record.queue.iter().filter(|queued| queued.claim.node == *node).count() >= OF_NODE {
+                    let text = format!("{OF_NODE} claims of node {node} wait for {name}, the limit");
+                    return Err(Error::new(Kind::RateLimited, text).into());
+                }
                 place_of_node = Some(self.place(node).await?);
                 after.serial += 1;
                 let claim = Claim { keeper: here.id.clone(), ..claim.clone() };
@@ -182,15 +191,26 @@ impl Cluster {
 
     /// Grants what waits and has nothing in its way, from the front. Adds the guards that the grants need.
     async fn grant_queued(&self, mut record: Record, guards: &mut Vec<Guard>) -> Record {
-        if record.queue.is_empty() || self.normal().await.is_err() {
+        // What waits for a volume that is being deleted, or for an earlier one of the name, is granted nothing.
+        if record.queue.is_empty() || rules::registered(&record).is_err() || self.normal().await.is_err() {
             return record;
         }
         let mut ahead: Vec<Arc<Claim>> = Vec::new();
         let mut left = Vec::new();
         let mut granted = 0;
-        for queued in std::mem::take(&mut record.queue) {
-            let is_free = granted < MOST && admit(&record, &ahead, &queued.claim).is_ok();
-            let taken = match is_free {
+        // Whether a node has a session.
+        let mut present: HashMap<String, bool> = HashMap::new();
+        for (n, queued) in std::mem::take(&mut record.queue).into_iter().enumerate() {
+            if n >= LOOKED || granted >= MOST {
+                left.push(queued);
+                continue;
+            }
+            let is_free = admit(&record, &ahead, &queued.claim).is_ok();
+            let node = &queued.claim.node;
+            if is_free && !present.contains_key(node) {
+                present.insert(node.clone(), self.has_sessions(node).await.unwrap_or(false));
+            }
+            let taken = match is_free && present.get(node) == Some(&true) {
                 true => self.grant(&record, &ahead, &queued.claim, guards).await,
                 false => Ok(None),
             };
@@ -214,7 +234,7 @@ impl Cluster {
         record
     }
 
-    /// Returns a record with this claim, which waits and is admitted. `None`: it cannot be granted now.
+    /// Returns a record with this claim, which waits, is admitted, and whose node has a session. `None`: it cannot be granted now.
     async fn grant(
         &self,
         record: &Record,
@@ -224,7 +244,7 @@ impl Cluster {
     ) -> Result<Option<Record>> {
         let (node, plugin) = (&claim.node, &record.volume.plugin);
         let Some(row) = self.node(node).await? else { return Ok(None) };
-        if row.value.state != NodeState::Ready || !self.has_sessions(node).await? {
+        if row.value.state != NodeState::Ready {
             return Ok(None);
         }
         if record.claim_at(&claim.consumer, node).is_none() && rules::refuse_expanding(record).is_err() {
@@ -333,7 +353,12 @@ impl Cluster {
             let mut after = without(record.clone(), &call);
             let claim = record.claims.iter().find(|claim| claim.call == call);
             if claim.is_none() && after == record {
-                self.asks.withdraw(&call);
+                // A try of the call may be under way. A caller that may make none has none.
+                let may_claim = self.config.grants.allow(caller, &name.namespace, May::Mount);
+                let is_of_boot = row.as_ref().is_some_and(|row| row.value.boot == ask.boot);
+                if caller.role != Role::Node || (may_claim && is_of_boot) {
+                    self.asks.withdraw(&call);
+                }
                 return Ok(Withdrawn { taken: false });
             }
             if caller.role == Role::Node {

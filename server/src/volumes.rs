@@ -37,6 +37,11 @@ impl Cluster {
             if record.registration.as_ref().is_some_and(|present| present.owner != new.owner) {
                 return Err(another_owner(&name));
             }
+            let is_left = !record.claims.is_empty() || !record.queue.is_empty();
+            if record.registration.is_none() && is_left {
+                // They are of an earlier volume of the name.
+                rules::refuse_used(&record).map_err(|error| holders_of(&record, error))?;
+            }
             let mut after = record.clone();
             if rules::put_registration(&mut after, &volume, &new)?.is_none() {
                 return Ok(view::row(&record, caller));

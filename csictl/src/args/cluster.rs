@@ -59,7 +59,8 @@ pub enum Node {
     },
     /// Forget a node that drains or is fenced, and that has no session and no claim
     ///
-    /// With its certificate and a grant it joins as a new node.
+    /// With its certificate and a grant it joins as a new node. No fence is kept: a machine that was fenced must not come back with
+    /// what it has mounted.
     Forget {
         #[arg(value_parser = NonEmptyStringValueParser::new())]
         node: String,

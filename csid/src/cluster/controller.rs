@@ -48,12 +48,14 @@ impl Node {
                 "a controller call has {bytes} bytes and {values} values to hide, and the limits are {CALL} and {HIDE}"
             )));
         }
-        self.permits.admit(&call.plugin, &call.credential)
+        let changes_volumes =
+            matches!(call.method, Some(Method::Create(_) | Method::Delete(_) | Method::Expand(_)));
+        self.permits.admit(&call.plugin, &call.credential, changes_volumes)
     }
 
     /// Makes a controller call when its turn has come, and returns how it ended.
     pub(super) async fn make_call(self: Arc<Self>, call: ControllerCall, volumes: Volumes) -> CallEnded {
-        let forwarded = match read(&call) {
+        let forwarded = match read(&call, &self.cluster) {
             Ok(forwarded) => forwarded,
             Err(error) => {
                 let withheld = ClaimOutcome::NotSent(Some(error.message.clone()));
@@ -124,8 +126,8 @@ fn failure(ForwardedFailure { outcome, error }: ForwardedFailure) -> How {
     })
 }
 
-/// Reads a call, and checks each field.
-fn read(call: &ControllerCall) -> Result<ForwardedCall> {
+/// Reads a call of the cluster, and checks each field.
+fn read(call: &ControllerCall, cluster: &str) -> Result<ForwardedCall> {
     let name = rules::volume_name(&call.namespace, &call.volume)?;
     for (what, text) in [("call", &call.call), ("plugin", &call.plugin)] {
         rules::check_name(what, text)?;
@@ -146,9 +148,13 @@ fn read(call: &ControllerCall) -> Result<ForwardedCall> {
             ForwardedRpc::Unpublish { node_id }
         }
         Method::Create(create) => {
-            let name = call.order.strip_prefix('+').unwrap_or_default();
-            rules::check_name("the name of a created volume", name)?;
-            external_id = name.to_owned();
+            let made = call.order.strip_prefix('+').unwrap_or_default();
+            rules::check_name("the name of a created volume", made)?;
+            // A plugin answers with the volume of a name that is there, whoever has it.
+            if made != rules::name_at_plugin(cluster, &name) {
+                return Err(Error::invalid(format!("the name of a created volume is not that of {name}")));
+            }
+            external_id = made.to_owned();
             ForwardedRpc::Create(Box::new(creating(call, create)?))
         }
         Method::Delete(DeleteVolume {}) => {
@@ -268,14 +274,14 @@ mod tests {
 
     #[test]
     fn call_is_read_with_its_usage() {
-        let call = read(&good()).unwrap();
+        let call = read(&good(), "prod").unwrap();
         assert_eq!(call.external_id, "ext");
         assert_eq!((call.credential.as_deref(), call.deadline), (Some("csid.prod.key"), LONGEST));
         let ForwardedRpc::Publish { usage, node_id, .. } = call.rpc else { panic!("another call") };
         assert_eq!((usage.fs_type.as_str(), usage.context["share"].as_str()), ("ext4", "hunter2"));
         assert_eq!(node_id, "node");
         let unpublish = Method::Unpublish(Unpublish { node_id: "node".into() });
-        assert!(read(&ControllerCall { method: Some(unpublish), ..good() }).is_ok());
+        assert!(read(&ControllerCall { method: Some(unpublish), ..good() }, "prod").is_ok());
     }
 
     /// The host's session goes on.
@@ -287,6 +293,7 @@ mod tests {
             link: "/run/csid-link".into(),
             controllers: vec!["p".into()],
             controller_credentials: vec!["csid.prod.*".into()],
+            controller_volumes: Vec::new(),
         };
         let node = Node::new(&config, "n1", "journal", "boot");
         assert!(node.admit(&good()).is_ok());
@@ -322,15 +329,17 @@ mod tests {
             method: Some(Method::Delete(DeleteVolume {})),
             ..good()
         };
-        assert!(read(&creation("+name", &|_| {})).is_ok_and(|call| call.external_id == "name"));
-        assert!(read(&deletion("ext")).is_ok());
+        let made = rules::volume_name(&good().namespace, &good().volume).unwrap();
+        let order = format!("+{}", rules::name_at_plugin("prod", &made));
+        assert!(read(&creation(&order, &|_| {}), "prod").is_ok_and(|call| call.external_id == order[1..]));
+        assert!(read(&deletion("ext"), "prod").is_ok());
         let expansion = |order: &str, change: &dyn Fn(&mut ExpandVolume)| {
             let capability = created().capabilities.pop();
             let mut expand = ExpandVolume { capability, required: 8192, ..ExpandVolume::default() };
             change(&mut expand);
             ControllerCall { order: order.into(), method: Some(Method::Expand(expand)), ..good() }
         };
-        assert!(read(&expansion("ext", &|_| {})).is_ok());
+        assert!(read(&expansion("ext", &|_| {}), "prod").is_ok());
         let long = || "x".repeat(10_000);
         for (lie, call) in [
             ("no method", ControllerCall { method: None, ..good() }),
@@ -355,18 +364,19 @@ mod tests {
             ("an unpublish of no node", unpublish("ext", "")),
             ("an unpublish of no volume", unpublish("", "node")),
             ("a creation by no name", creation("ext", &|_| {})),
+            ("a creation by another volume's name", creation("+name", &|_| {})),
             ("a creation by an empty name", creation("+", &|_| {})),
             ("a creation by a long name", creation(&format!("+{}", long()), &|_| {})),
-            ("a creation of no use", creation("+name", &|of| of.capabilities.clear())),
-            ("a creation below nothing", creation("+name", &|of| of.capacity_max = of.capacity_min - 1)),
-            ("a creation above CSI", creation("+name", &|of| of.capacity_min = u64::MAX)),
+            ("a creation of no use", creation(&order, &|of| of.capabilities.clear())),
+            ("a creation below nothing", creation(&order, &|of| of.capacity_max = of.capacity_min - 1)),
+            ("a creation above CSI", creation(&order, &|of| of.capacity_min = u64::MAX)),
             (
                 "a creation with large parameters",
-                creation("+name", &|of| drop(of.parameters.insert("k".into(), "x".repeat(100_000)))),
+                creation(&order, &|of| drop(of.parameters.insert("k".into(), "x".repeat(100_000)))),
             ),
             (
                 "a creation in a topology of nothing",
-                creation("+name", &|of| of.topologies.push(Topology::default())),
+                creation(&order, &|of| of.topologies.push(Topology::default())),
             ),
             ("an expansion of no volume", expansion("", &|_| {})),
             ("an expansion of no use", expansion("ext", &|of| of.capability = None)),
@@ -379,7 +389,7 @@ mod tests {
             ("a deletion of no volume", deletion("")),
             ("a deletion of a long id", deletion(&long())),
         ] {
-            assert!(read(&call).is_err(), "{lie}");
+            assert!(read(&call, "prod").is_err(), "{lie}");
         }
     }
 }

@@ -75,6 +75,8 @@ pub struct Node {
     pub(super) owed: watch::Sender<Owed>,
     /// Whether the servers have refused this node as fenced, and no session has begun since.
     pub(super) fenced: AtomicBool,
+    /// The number of that fence. 0: a server has not named it.
+    pub(super) fence: AtomicU64,
     /// The greatest generation and revision of the cluster that this csid has seen.
     generation: AtomicU64,
     revision: AtomicU64,
@@ -109,6 +111,7 @@ impl Node {
             since_usec: AtomicU64::new(now_usec()),
             owed: watch::Sender::default(),
             fenced: AtomicBool::new(false),
+            fence: AtomicU64::new(0),
             generation: AtomicU64::new(0),
             revision: AtomicU64::new(0),
             own: Notify::new(),
@@ -161,8 +164,8 @@ impl Node {
         matches!(*self.state.borrow(), SessionState::Joined(_))
     }
 
-    /// Returns what this node says of itself. `clean`: it was fenced, and has nothing of the servers' volumes.
-    pub(super) fn hello(&self, clean: bool) -> Hello {
+    /// Returns what this node says of itself. `clean`: the number of a fence, if it has nothing of the servers' volumes. 0: it may have some.
+    pub(super) fn hello(&self, clean: u64) -> Hello {
         Hello {
             cluster: self.cluster.clone(),
             journal_id: self.journal_id.clone(),

@@ -29,6 +29,8 @@ use crate::volume::servers::Servers;
 /// Nodes that have lost the same server join again at the same moment, so each takes another time: [`spread`].
 pub(super) const EVERY: Duration = Duration::from_secs(60);
 pub(super) const FIRST: Duration = Duration::from_secs(3);
+/// The servers' word for a claim that its node may use.
+const TAKEN: &str = "taken";
 /// How long csid waits for a page of the servers' list.
 const PAGE: Duration = Duration::from_secs(10);
 /// The most claims of a list. A server that is not ours could send them without an end.
@@ -81,7 +83,10 @@ impl Node {
                     return Err(Error::internal("a server's list is not in the order of the names"));
                 }
                 let name = &place.0;
-                present.insert(claim.claim.clone());
+                // An operator's word has ended another one, whose volume has yet to be detached.
+                if claim.state == TAKEN && granted.iter().any(|(_, held)| held.id == claim.claim) {
+                    present.insert(claim.claim.clone());
+                }
                 if let Some(claim) = self.own_claim(claim) {
                     match self.end_unheld_claim(name, claim, volumes, &mut room).await {
                         Ok(true) => ended += 1,
@@ -163,7 +168,7 @@ impl Node {
     /// Returns a claim that a call of this journal took in this boot, as one whose end the servers have yet to learn. `None`: it is another claim.
     fn own_claim(&self, row: ClaimRow) -> Option<Claim> {
         let of_journal = row.call.strip_prefix(self.calls.as_str())?.starts_with('.');
-        let is_own = of_journal && row.node == self.name && row.state == "taken";
+        let is_own = of_journal && row.node == self.name && row.state == TAKEN;
         let names = [("claim", &row.claim), ("call", &row.call), ("consumer", &row.consumer)];
         if !is_own || names.into_iter().any(|(what, name)| check_name(what, name).is_err()) {
             return None;
@@ -186,7 +191,7 @@ impl Node {
 fn is_gone(row: &VolumeRow, claim: &Claim, node: &str) -> bool {
     let shown = u64::try_from(row.claims.len()).unwrap_or(u64::MAX);
     let is_whole = row.claim_count <= shown || row.claims.iter().any(|other| other.node != node);
-    is_whole && row.claims.iter().all(|other| other.claim != claim.id)
+    is_whole && !row.claims.iter().any(|other| other.claim == claim.id && other.state == TAKEN)
 }
 
 /// Returns the next page of a list. `None`: there are no more.
@@ -208,6 +213,7 @@ mod tests {
         let row = |claim: &str, node: &str| ClaimRow {
             claim: claim.to_owned(),
             node: node.to_owned(),
+            state: TAKEN.to_owned(),
             ..ClaimRow::default()
         };
         let of = |claims: &[ClaimRow], claim_count| VolumeRow {
@@ -224,7 +230,9 @@ mod tests {
         );
         assert!(!is_gone(&of(slice::from_ref(&other), 9), &claim, "here"), "there may be more of its own");
         assert!(is_gone(&of(&[other, others], 9), &claim, "here"), "others come after its own");
-        assert!(!is_gone(&of(&[own], 9), &claim, "here"));
+        assert!(!is_gone(&of(slice::from_ref(&own), 9), &claim, "here"));
+        let detached = ClaimRow { state: "node-detached".into(), ..own };
+        assert!(is_gone(&of(&[detached], 1), &claim, "here"), "it ended, and the volume is attached still");
     }
 
     #[test]

@@ -33,7 +33,7 @@ use crate::volume::rules::check_name;
 
 /// The limit of a server's message, in bytes. csid refuses a controller call above [`CALL`], and the session goes on. A message of rows
 /// without content needs about 100 times its size in memory.
-const MESSAGE: usize = 2 * CALL;
+pub(super) const MESSAGE: usize = 2 * CALL;
 /// How long a server may take to answer a Hello.
 const WELCOME: Duration = Duration::from_secs(15);
 /// The first and the longest pause after every server was asked in vain.
@@ -145,13 +145,21 @@ impl Node {
     /// Opens a session with a server.
     async fn join(&self, server: &str, volumes: &Volumes, plugins: &Plugins) -> Result<Session, End> {
         // Nothing is claimed while this is set.
-        let is_clean = self.fenced.load(Ordering::Acquire)
-            && volumes.has_nothing_of_servers().await.map_err(|error| End::Lost(error.to_string()))?;
+        let clean = match self.fenced.load(Ordering::Acquire) {
+            true if volumes
+                .has_nothing_of_servers()
+                .await
+                .map_err(|error| End::Lost(error.to_string()))? =>
+            {
+                self.fence.load(Ordering::Acquire)
+            }
+            true | false => 0,
+        };
         let lost = |text: &str| End::Lost(text.to_owned());
         let client = ClusterClient::new(link::open(&self.link.join(server)));
         let mut client = client.max_decoding_message_size(MESSAGE);
         let (to_server, receiver) = mpsc::channel(OUTGOING);
-        let hello = FromNode { is: Some(from_node::Is::Hello(self.hello(is_clean))) };
+        let hello = FromNode { is: Some(from_node::Is::Hello(self.hello(clean))) };
         // The channel is new, so there is a place.
         let _ = to_server.try_send(hello);
         let outgoing = futures_util::stream::unfold(receiver, |mut receiver| async {
@@ -167,6 +175,7 @@ impl Node {
         let Welcome { generation, mode, node, revision, .. } = match first.and_then(|first| first.is) {
             Some(to_node::Is::Welcome(welcome)) => welcome,
             Some(to_node::Is::Refused(refused)) => {
+                self.fence.store(refused.fence, Ordering::Release);
                 let [reason, message] =
                     [refused.reason, refused.message].map(|text| presentable(&text, TEXT));
                 return Err(End::Refused { reason, message });

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::names;
 use crate::names::Word;
 use crate::store::registry::{
@@ -26,7 +26,8 @@ pub use crate::volume::model::claim::{
 pub use crate::volume::model::paths::name_at_plugin;
 pub use crate::volume::transitions::{
     AfterCreation, begin_creation, begin_deletion, deletion_refused, doom, enter_created, enter_expanded,
-    expansion_refused, falls_short, join_creation, not_created, refuse_expanding, refuse_used, set_unasked,
+    expansion_refused, falls_short, is_unfinished, join_creation, not_created, refuse_expanding, refuse_used,
+    set_unasked,
 };
 
 /// The limit of a publish context in a cluster, in bytes. A plugin's longer answer is refused.
@@ -99,6 +100,10 @@ pub fn without_registration(record: &Record) -> Result<Record> {
         return Err(VolumeError::in_use(record).into());
     }
     VolumeError::refuse_attached(record)?;
+    if record.driver.is_some() {
+        let text = format!("a controller call of {} is under way, or has had no answer", record.name);
+        return Err(Error::new(Kind::Busy, text));
+    }
     Ok(Record { registration: None, ..record.clone() })
 }
 

@@ -107,9 +107,15 @@ pub fn not_created(record: &mut Record, task: &VolumeKey) {
     }
 }
 
+/// Returns whether the servers of a cluster have a volume created, expanded or deleted.
+pub fn is_unfinished(record: &Record) -> bool {
+    record.awaits_expansion()
+        || record.registration.as_ref().is_some_and(|of| of.standing != Standing::Registered)
+}
+
 /// Refuses while the record says that the volume is in use, anywhere.
 pub fn refuse_used(record: &Record) -> Result<()> {
-    if !record.claims.is_empty() {
+    if !record.claims.is_empty() || !record.queue.is_empty() {
         return Err(VolumeError::in_use(record).into());
     }
     let nodes: Vec<String> =

@@ -291,7 +291,7 @@ impl Host {
             protocol_max: 1,
             generation: 1,
             seen_revision: self.journal().seen,
-            clean: false,
+            clean: 0,
         };
         sleep(self.network.delay()).await;
         to_server.try_send(FromNode { is: Some(from_node::Is::Hello(hello)) }).ok()?;

@@ -80,7 +80,7 @@ async fn fenced_node_joins_clean_or_in_another_boot() {
     let node = site.node("n1");
     drop(joined(&node).await);
     for hello in
-        [Hello { clean: true, ..node.hello.clone() }, Hello { boot: "boot 2".into(), ..node.hello.clone() }]
+        [Hello { clean: 1, ..node.hello.clone() }, Hello { boot: "boot 2".into(), ..node.hello.clone() }]
     {
         fence(&site, 0, "n1").await.unwrap();
         assert_eq!(

@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use csi_proto::cluster::v1::call_ended::How;
 use csi_proto::cluster::v1::change_ask::What;
-use csi_proto::cluster::v1::{Answer, CallName, Capability, ClaimAsk, Failure, Granted, Owed, Use};
+use csi_proto::cluster::v1::{
+    Answer, CallName, Capability, ChangeAsk, ClaimAsk, DeleteAsk, Deregister, Failure, Granted, Owed, Use,
+};
 use prost::Message;
 use tonic::{Code, Status};
 
@@ -535,4 +537,29 @@ async fn queue_survives_servers_that_are_killed() {
     };
     tokio::join!(all, kills);
     nothing_is_left(&site).await;
+}
+
+/// The node that waits is away, so nothing is granted when the claim ends.
+#[tokio::test]
+async fn volume_that_is_waited_for_is_not_deleted() {
+    let Held { site, n1, n2, mut raw, claim, _sessions: [_first, second] } = held().await;
+    enter(&n2, 1, "c1").await;
+    drop(second);
+    eventually("n2 is away", async || site.raw().await.below("/csid/v1/session/n2/").await.is_empty()).await;
+    end(&n1, 0, "web", &claim).await;
+    assert_eq!((holders(&mut raw).await.len(), queue(&mut raw).await.len()), (0, 1));
+    let mut operator = site.operator(0, "all");
+    let change = |what| ChangeAsk { what: Some(what) };
+    let delete = DeleteAsk { namespace: String::new(), volume: "data".into() };
+    let refused = operator.change(change(What::Delete(delete))).await.unwrap_err();
+    let kind = Refusal::of(&refused).kind;
+    // By hand: the volume goes while the claim waits.
+    let delete = Deregister { namespace: String::new(), volume: "data".into() };
+    assert_eq!(kind, Refusal::of(&operator.change(change(What::Deregister(delete))).await.unwrap_err()).kind);
+    for row in raw.below(&format!("{DATA}/reg")).await {
+        raw.delete(&row.key).await;
+    }
+    let _session = n2.join(1).await;
+    assert!(n2.client(1).claim(waits_briefly(&n2, "data", "c1")).await.is_err());
+    assert!(holders(&mut raw).await.is_empty(), "a volume that is gone was granted");
 }

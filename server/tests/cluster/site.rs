@@ -417,7 +417,7 @@ pub fn hello(name: &str) -> Hello {
         protocol_max: 1,
         generation: 0,
         seen_revision: 0,
-        clean: false,
+        clean: 0,
     }
 }
 

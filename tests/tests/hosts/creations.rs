@@ -27,7 +27,7 @@ async fn c1(w: &mut World, link: &Path) -> Client {
     });
     plugin.kill();
     plugin.start().await;
-    w.configure(&format!("{}controllers = [\"p\"]\n", of_node("c1", link)));
+    w.configure(&format!("{}controllers = [\"p\"]\ncontroller-volumes = [\"p\"]\n", of_node("c1", link)));
     let client = w.start().await;
     healthy(&client, "p").await;
     joined(w).await;

@@ -110,6 +110,7 @@ async fn change_of_the_clusters_state_is_signalled() {
         link: link.clone(),
         controllers: Default::default(),
         controller_credentials: Default::default(),
+        controller_volumes: Default::default(),
     };
     let node = Arc::new(Node::new(&config, "n1", "journal", "boot"));
     world.rooms.node = Some(node.clone());
