@@ -2,11 +2,7 @@
 
 use tonic::transport::Channel;
 
-#[cfg(not(feature = "double"))]
-pub(crate) type Connection = Channel;
-
 /// Calls of a member.
-#[cfg(feature = "double")]
 pub type Connection = tower::util::BoxCloneSyncService<
     tonic::codegen::http::Request<tonic::body::Body>,
     tonic::codegen::http::Response<tonic::body::Body>,
@@ -14,13 +10,6 @@ pub type Connection = tower::util::BoxCloneSyncService<
 >;
 
 /// Returns the connection of a channel.
-#[cfg(not(feature = "double"))]
-pub(crate) fn of(channel: Channel) -> Connection {
-    channel
-}
-
-/// Returns the connection of a channel.
-#[cfg(feature = "double")]
 pub fn of(channel: Channel) -> Connection {
     let status = |error: tonic::transport::Error| tonic::Status::from_error(error.into());
     let service = tower::ServiceBuilder::new().map_err(status).service(channel);

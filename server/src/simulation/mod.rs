@@ -7,6 +7,7 @@
 //!
 //! `CSID_SIM_SEED` repeats one seed, `CSID_SIM_SEEDS` is how many are tried, `CSID_SIM_LOG` shows what happens.
 
+mod breaks;
 mod dice;
 mod network;
 mod node;

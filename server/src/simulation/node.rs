@@ -25,10 +25,10 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
+use super::breaks::Break;
 use super::dice::Dice;
 use super::network::{Network, Place};
 use super::orders::{CallOrders, NoTurn};
-use super::scene::Break;
 use super::server::{CLUSTER, Running, identity};
 use super::world::{Ending, World, is_single};
 

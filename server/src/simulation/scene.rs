@@ -14,6 +14,7 @@ use futures_util::FutureExt;
 use tokio::time::{Instant, sleep};
 use tonic::Request;
 
+use super::breaks::Break;
 use super::dice::Dice;
 use super::network::{Network, Place};
 use super::node::{Host, Parts, Servers};
@@ -27,21 +28,6 @@ const REST: Duration = Duration::from_secs(900);
 const LATEST: Duration = Duration::from_secs(15);
 /// The time between two looks of the judge.
 const LOOK: Duration = Duration::from_secs(1);
-
-/// A fault of the product that a scene has on purpose. The judge has to see it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Break {
-    /// A node says Detached before it unmounts: as a detach that does not wait for the node.
-    EarlyDetached,
-    /// An operator forces releases of nodes that have the volume: as a server that detaches by itself.
-    ForcedRelease,
-    /// etcd compares nothing: as a claim that ignores the compare.
-    NoCompare,
-    /// A host makes each call at once, whatever its epoch.
-    StaleCalls,
-    /// A plugin goes on after its deadline: as a takeover that does not wait.
-    SlowPlugin,
-}
 
 /// What became of a scene.
 pub struct Outcome {

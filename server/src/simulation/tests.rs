@@ -3,7 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use super::scene::{Break, Outcome, play};
+use super::breaks::Break;
+use super::scene::{Outcome, play};
 
 /// Seeds of a run of the tests.
 const SEEDS: u64 = 200;
