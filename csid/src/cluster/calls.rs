@@ -17,7 +17,6 @@ use crate::cluster::failure::{read, unavailable};
 use crate::cluster::link;
 use crate::cluster::node::Node;
 use crate::cluster::rows::{read_attached, read_record, write_spec};
-use crate::cluster::session::MESSAGE;
 use crate::error::{Error, Kind, Result, shortened};
 use crate::random;
 use crate::store::registry::{Claim, Record, Registration, VolumeName, VolumeSpec};
@@ -244,8 +243,7 @@ impl Servers for Node {
             let mut last = unavailable(format!("{} has no socket of a server", self.link.display()));
             // The same registration again changes nothing, so the next server may be asked for it.
             for server in link::servers(&self.link, &self.name).unwrap_or_default() {
-                let client = ClusterClient::new(link::open(&self.link.join(server)));
-                let mut client = client.max_decoding_message_size(MESSAGE);
+                let mut client = link::open(&self.link.join(server));
                 match answered(client.change(ask.clone())).await {
                     Ok(row) if row.owner != format!("node/{}", self.name) => {
                         let text = format!("the servers have registered it for {:?}", shortened(&row.owner));

@@ -6,8 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use csi_proto::cluster::CALL;
-use csi_proto::cluster::v1::cluster_client::ClusterClient;
 use csi_proto::cluster::v1::{
     Attaches, CallEnded, ClaimChanged, FromNode, Owed, PluginReport, Plugins as Report, ToNode, Welcome,
     from_node, to_node,
@@ -31,9 +29,6 @@ use crate::store::registry::VolumeName;
 use crate::volume::Volumes;
 use crate::volume::rules::check_name;
 
-/// The limit of a server's message, in bytes. csid refuses a controller call above [`CALL`], and the session goes on. A message of rows
-/// without content needs about 100 times its size in memory.
-pub(super) const MESSAGE: usize = 2 * CALL;
 /// How long a server may take to answer a Hello.
 const WELCOME: Duration = Duration::from_secs(15);
 /// The first and the longest pause after every server was asked in vain.
@@ -156,8 +151,7 @@ impl Node {
             true | false => 0,
         };
         let lost = |text: &str| End::Lost(text.to_owned());
-        let client = ClusterClient::new(link::open(&self.link.join(server)));
-        let mut client = client.max_decoding_message_size(MESSAGE);
+        let mut client = link::open(&self.link.join(server));
         let (to_server, receiver) = mpsc::channel(OUTGOING);
         let hello = FromNode { is: Some(from_node::Is::Hello(self.hello(clean))) };
         // The channel is new, so there is a place.

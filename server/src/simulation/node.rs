@@ -180,7 +180,7 @@ impl Host {
     }
 
     /// Returns what the names of this boot's calls begin with.
-    fn calls(&self) -> String {
+    pub fn calls(&self) -> String {
         format!("{}-{}", self.name, self.boot())
     }
 
@@ -394,7 +394,12 @@ impl Host {
                 network: self.network.clone(),
                 has_no_order: self.is_broken == Some(Break::StaleCalls),
             };
-            let (call, to_server) = (call.clone(), session.to_server.clone());
+            // A stream delivers a message once. So a second one is of a session that is over, and its answer reaches nobody.
+            let to_server = match later.is_zero() {
+                true => session.to_server.clone(),
+                false => mpsc::channel(1).0,
+            };
+            let call = call.clone();
             let task = tokio::spawn(async move {
                 sleep(later).await;
                 making.make(call, to_server, at).await;

@@ -322,6 +322,41 @@ impl Scene {
         });
     }
 
+    /// Ends claims that late messages of earlier boots have made. A host does not end them, for a clone of it may use the volume (decision 0008).
+    /// An operator does.
+    fn end_late_claims(&self) {
+        for kv in self.double.below("/csid/v1/vol/default/") {
+            let key = String::from_utf8_lossy(&kv.key).into_owned();
+            let place = key.strip_prefix("/csid/v1/vol/default/").and_then(|rest| rest.split_once("/claim/"));
+            let Some((volume, (node, consumer))) =
+                place.and_then(|(volume, rest)| Some((volume, rest.split_once('/')?)))
+            else {
+                continue;
+            };
+            let value = String::from_utf8_lossy(&kv.value);
+            let host = self.nodes.iter().find(|host| host.name == node);
+            if host.is_none_or(|host| value.contains(&format!("\"node/{node}/{}.", host.calls()))) {
+                continue;
+            }
+            let ask = ReleaseAsk {
+                volume: volume.to_owned(),
+                node: node.to_owned(),
+                consumer: consumer.to_owned(),
+                force: true,
+                deadline_ms: 1000,
+                ..ReleaseAsk::default()
+            };
+            self.world.note(|| format!("an operator ends a claim of an earlier boot: {ask:?}"));
+            let servers = self.servers.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            if let Some(server) = servers.into_iter().flatten().next() {
+                let mut request = Request::new(ask);
+                request.extensions_mut().insert(identity(Role::Operator, "all"));
+                let of = server.clone();
+                of.spawn(async move { drop(server.service.release(request).await) });
+            }
+        }
+    }
+
     /// Ends all faults, and waits until everything is at rest.
     async fn rest(&self) {
         self.world.note(|| "nothing fails any more".to_owned());
@@ -336,7 +371,10 @@ impl Scene {
             self.world.compare(&self.double);
             let restless = match self.nodes.iter().find(|node| !node.is_empty()) {
                 Some(node) => Some(format!("the journal of {}: {}", node.name, node.shown())),
-                None => self.world.restless(&self.double),
+                None => {
+                    self.end_late_claims();
+                    self.world.restless(&self.double)
+                }
             };
             let Some(restless) = restless else { return };
             if Instant::now() >= end {

@@ -32,7 +32,7 @@ async fn everything(client: &Connection) -> Vec<Called> {
     };
     for member in MEMBERS {
         let objects: &[&str] = match member.method.interface {
-            MANAGER | "org.freedesktop.DBus.ObjectManager" => &["/org/csid1"],
+            MANAGER | "org.csid1.Cluster" | "org.freedesktop.DBus.ObjectManager" => &["/org/csid1"],
             PROPERTIES => &["/org/csid1", "/org/csid1/plugin/local"],
             _ => &["/org/csid1/plugin/local"],
         };
