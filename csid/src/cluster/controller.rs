@@ -150,7 +150,7 @@ fn read(call: &ControllerCall, cluster: &str) -> Result<ForwardedCall> {
         Method::Create(create) => {
             let made = call.order.strip_prefix('+').unwrap_or_default();
             rules::check_name("the name of a created volume", made)?;
-            // A plugin answers with the volume of a name that is there, whoever has it.
+            // A plugin answers with the volume that has the name already, also another cluster's.
             if made != rules::name_at_plugin(cluster, &name) {
                 return Err(Error::invalid(format!("the name of a created volume is not that of {name}")));
             }

@@ -7,7 +7,7 @@ use super::breaks::Break;
 use super::scene::{Outcome, play};
 
 /// Seeds of a run of the tests.
-const SEEDS: u64 = 40;
+const SEEDS: u64 = 20;
 /// Seeds within which each break has to be seen.
 const BROKEN: u64 = 1000;
 
