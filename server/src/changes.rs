@@ -1,7 +1,5 @@
 //! The creation, the deletion and the expansion of volumes, as callers ask for them. The intent is written here, and the caller waits for the outcome.
 
-use std::time::Duration;
-
 use csi_proto::cluster::v1::{CreateAsk, DeleteAsk, ExpandAsk, VolumeRow};
 use csi_proto::identity::Identity;
 use csid::cluster::rows::read_spec;
@@ -15,13 +13,12 @@ use crate::cluster::{Cluster, meta_guard};
 use crate::failure::{Result, ServerError};
 use crate::grants::May;
 use crate::provisioning::failure_name;
+use crate::records::{TRIES, busy};
 use crate::view;
 use crate::volume_calls::is_unasked;
 use crate::volumes::{another_owner, holders_of};
+use crate::wanted::CONTROLLER;
 
-const TRIES: usize = 64;
-/// How long a caller waits for a controller. A node gives a call up after 10 s.
-const WAIT: Duration = Duration::from_secs(8);
 /// The limit of volumes of one owner that are being created, expanded or deleted.
 const UNFINISHED: usize = 100;
 
@@ -128,7 +125,7 @@ impl Cluster {
                 Looked::Changed => tries += 1,
                 Looked::Waits { error, revision } => {
                     waits = true;
-                    if begun.elapsed() >= WAIT {
+                    if begun.elapsed() >= CONTROLLER {
                         return Err(not_yet(name, wanted, error));
                     }
                     self.wake(name);
@@ -136,12 +133,12 @@ impl Cluster {
                         _ = driven.changed() => {}
                         // Another server may call the controller.
                         changed = self.changed_elsewhere(name, revision) => changed?,
-                        () = tokio::time::sleep_until(begun + WAIT) => {}
+                        () = tokio::time::sleep_until(begun + CONTROLLER) => {}
                     }
                 }
             }
         }
-        Err(Error::new(Kind::Busy, format!("the record of {name} changed {TRIES} times meanwhile")).into())
+        Err(busy(name))
     }
 
     /// Writes the intent of a creation or deletion, or joins the one that goes on.

@@ -15,10 +15,10 @@ use crate::controllers::plugin_guard;
 use crate::failure::{Result, ServerError};
 use crate::grants::May;
 use crate::queue;
-use crate::records::{Around, stepped};
+use crate::records::{Around, TRIES, busy, stepped};
 use crate::rows::{NodeRow, NodeState, PluginRow, Read};
 use crate::view;
-use crate::wanted::{ATTACH, Found, QueuePlace, TRIES, Tried, Wanted, busy, filter_of};
+use crate::wanted::{CONTROLLER, Found, QueuePlace, Tried, Wanted, filter_of};
 
 /// How long a caller waits for a release at most.
 const RELEASE: Duration = Duration::from_secs(60);
@@ -33,7 +33,7 @@ impl Cluster {
     pub async fn claim(&self, caller: &Identity, ask: ClaimAsk, has_session: bool) -> Result<Granted> {
         let wanted = self.wanted(caller, ask, has_session)?;
         let begun = Instant::now();
-        let deadline = begun + ATTACH;
+        let deadline = begun + CONTROLLER;
         // A clone of the node may know its calls.
         let is_own = self.is_of_known_boot(&wanted).await?;
         let _asking = is_own.then(|| self.asks.begin(&wanted.claim.call, wanted.until));
@@ -79,6 +79,7 @@ impl Cluster {
                     }
                     let until = wanted.until.map_or(answer, |until| until.min(answer));
                     tokio::select! {
+                        biased;
                         _ = driven.changed() => {}
                         changed = self.changed_elsewhere(&wanted.name, revision) => changed?,
                         () = tokio::time::sleep_until(until) => {}

@@ -29,7 +29,7 @@ use crate::controllers::plugin_guard;
 use crate::failure::Result;
 use crate::forward::{Ended, Ready, START, read};
 use crate::pace::{Awaited, Calls, Memory, Wish};
-use crate::records::{Around, stepped};
+use crate::records::{Around, TRIES, busy, stepped};
 use crate::rows::NodeState;
 use crate::sessions::Sessions;
 use crate::volume_calls::rpc_of_volume;
@@ -55,8 +55,6 @@ const VOLUMES: usize = 1000;
 pub const BLOCKED: Duration = Duration::from_secs(300);
 /// The limit of a pause in which a task keeps its place.
 pub const SHORT: Duration = Duration::from_secs(1);
-/// Tries of a change that others are faster with.
-const TRIES: usize = 64;
 
 /// The volumes for which this server has controllers called.
 pub struct Driving {
@@ -570,8 +568,7 @@ impl Driving {
                 return Ok(());
             }
         }
-        let text = format!("the record of {name} changed {TRIES} times meanwhile");
-        Err(Error::new(Kind::Busy, text).into())
+        Err(busy(name))
     }
 }
 

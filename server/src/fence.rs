@@ -10,14 +10,11 @@ use crate::claims::by_force;
 use crate::cluster::{Cluster, meta_guard, node_guard, not_joined};
 use crate::controllers::plugin_guard;
 use crate::failure::Result;
-use crate::records::stepped;
+use crate::records::{TRIES, busy, stepped};
 use crate::rows::{NodeRow, Read};
-use crate::wanted::busy;
 
 /// Claims that are read together.
 const CLAIMS: usize = 500;
-/// Tries of a change that others are faster with.
-const TRIES: usize = 64;
 
 impl Cluster {
     /// Ends the claims that a fenced node has had. Returns when etcd has all their ends. Controllers detach the volumes later. A call that fails

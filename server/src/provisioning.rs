@@ -27,10 +27,8 @@ use crate::cluster::meta_guard;
 use crate::drive::{BLOCKED, Driving, FRESH, NOTHING, Next, SHORT, Sent, Turn, intent};
 use crate::failure::Result;
 use crate::pace::{Memory, Wish};
+use crate::records::{TRIES, busy};
 use crate::volume_calls::{VolumeCall, VolumeEnd, VolumeFailure, is_unasked, word};
-
-/// Tries of a change that others are faster with.
-const TRIES: usize = 64;
 
 /// Returns the name under which the failure of a volume's call is kept for the callers that wait.
 pub fn failure_name(rpc: DrivenRpc, name: &VolumeName) -> String {
@@ -196,8 +194,7 @@ impl Driving {
                 Err(error) => return Err(error.into()),
             }
         }
-        let text = format!("the record of {name} changed {TRIES} times meanwhile");
-        Err(Error::new(Kind::Busy, text).into())
+        Err(busy(name))
     }
 }
 

@@ -26,9 +26,9 @@ use crate::cluster::{Cluster, meta_guard, node_guard, not_joined};
 use crate::controllers::plugin_guard;
 use crate::failure::Result;
 use crate::grants::May;
-use crate::records::stepped;
+use crate::records::{TRIES, busy, stepped};
 use crate::rows::NodeState;
-use crate::wanted::{QueuePlace, TRIES, Tried, Wanted, busy, filter_of};
+use crate::wanted::{QueuePlace, Tried, Wanted, filter_of};
 
 /// How old the last beat of a server is that is there. It writes one every 3 s.
 const BEAT: Duration = Duration::from_secs(10);

@@ -1,12 +1,22 @@
 //! Records as csid's rules take them, and their change in etcd.
 
 use csid::store::Durability;
-use csid::store::registry::{Conflict, Record, RegistryError, Swap};
+use csid::store::registry::{Conflict, Record, RegistryError, Swap, VolumeName};
 use csid::volume::rules::{self, Claims};
+use csid::{Error, Kind};
 use csid_etcd::{Guard, RowKey, Swapped};
 
 use crate::cluster::Cluster;
+use crate::failure::ServerError;
 use crate::rows::{NodeRow, PluginRow, Read};
+
+/// Tries of a change of a record that others are faster with.
+pub const TRIES: usize = 64;
+
+/// Returns the error of a change that others were faster with each time.
+pub fn busy(name: &VolumeName) -> ServerError {
+    Error::new(Kind::Busy, format!("the record of {name} changed {TRIES} times meanwhile")).into()
+}
 
 /// The rows that the rules need besides a record, for an event of one node.
 #[derive(Clone)]

@@ -11,9 +11,8 @@ use csid::{Error, Kind};
 use crate::cluster::{Cluster, meta_guard};
 use crate::failure::{Result, ServerError};
 use crate::grants::May;
+use crate::records::{TRIES, busy};
 use crate::view;
-
-const TRIES: usize = 64;
 
 impl Cluster {
     /// Registers a volume, or changes its registration.
@@ -55,7 +54,7 @@ impl Cluster {
                 Err(error) => return Err(self.hide_name(caller, error)),
             }
         }
-        Err(Error::new(Kind::Busy, format!("the record of {name} changed {TRIES} times meanwhile")).into())
+        Err(busy(&name))
     }
 
     pub async fn volume(&self, caller: &Identity, ask: VolumeAsk) -> Result<VolumeRow> {
@@ -92,7 +91,7 @@ impl Cluster {
                 return Ok(view::row(&Record::none(name), caller));
             }
         }
-        Err(Error::new(Kind::Busy, format!("the record of {name} changed {TRIES} times meanwhile")).into())
+        Err(busy(&name))
     }
 
     /// Returns the error of a registration whose plugin's volume has another name. The name is another namespace's business, unless the

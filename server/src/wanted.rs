@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use csi_proto::cluster::v1::{ClaimAsk, Granted};
 use csi_proto::identity::{Identity, Role, is_member_name};
+use csid::Error;
 use csid::error::shortened;
 use csid::random;
 use csid::store::registry::{Claim, RecordFilter, VolumeName};
 use csid::volume::rules::{self, check_name};
-use csid::{Error, Kind};
 use tokio::time::Instant;
 
 use crate::cluster::Cluster;
@@ -17,12 +17,9 @@ use crate::grants::May;
 use crate::time::now_usec;
 
 /// How long a caller waits for a controller. A node gives a call up after 10 s.
-pub const ATTACH: Duration = Duration::from_secs(8);
+pub const CONTROLLER: Duration = Duration::from_secs(8);
 /// The longest wait in the queue that a call may ask for. The same call asks for more of it.
 const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
-
-/// Tries of a change that others are faster with.
-pub const TRIES: usize = 64;
 
 /// What became of a try to take a claim.
 pub enum Tried {
@@ -107,8 +104,8 @@ impl Cluster {
         let until =
             (ask.queue_ms != 0).then(|| Instant::now() + Duration::from_millis(ask.queue_ms).min(LONGEST));
         let answer = match ask.answer_ms {
-            0 => ATTACH,
-            ms => Duration::from_millis(ms.into()).min(ATTACH),
+            0 => CONTROLLER,
+            ms => Duration::from_millis(ms.into()).min(CONTROLLER),
         };
         Ok(Wanted { caller, name, node, boot: ask.boot, claim, until, answer })
     }
@@ -141,9 +138,4 @@ impl Cluster {
 pub fn filter_of(name: &VolumeName) -> RecordFilter {
     let VolumeName { namespace, volume } = name.clone();
     RecordFilter { namespace: Some(namespace), volume: Some(volume), most: 1, ..RecordFilter::default() }
-}
-
-/// Returns the error of a change that others were faster with each time.
-pub fn busy(name: &VolumeName) -> ServerError {
-    Error::new(Kind::Busy, format!("the record of {name} changed {TRIES} times meanwhile")).into()
 }

@@ -8,7 +8,7 @@
 //! The other way round, an operator may have ended a claim of this node by force. csid asks the servers again before it mounts the volume. What is
 //! mounted stays.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -60,8 +60,9 @@ impl Node {
         let (mut ended, mut listed, mut left_out) = (0, 0, 0_u64);
         let mut last = None;
         // A claim that is granted later is none of these.
-        let granted = volumes.granted().await?;
-        let mut present = HashSet::new();
+        let granted = volumes.granted().await?.into_iter();
+        let mut missing: HashMap<String, (VolumeName, Claim)> =
+            granted.map(|(name, claim)| (claim.id.clone(), (name, claim))).collect();
         let mut client = self.client()?;
         let ask = ListAsk { own: true, ..ListAsk::default() };
         let mut pages = answered(client.claims(ask)).await.map_err(Error::from)?;
@@ -84,8 +85,8 @@ impl Node {
                 }
                 let name = &place.0;
                 // An operator's word has ended another one, whose volume has yet to be detached.
-                if claim.state == TAKEN && granted.iter().any(|(_, held)| held.id == claim.claim) {
-                    present.insert(claim.claim.clone());
+                if claim.state == TAKEN {
+                    missing.remove(&claim.claim);
                 }
                 if let Some(claim) = self.own_claim(claim) {
                     match self.end_unheld_claim(name, claim, volumes, &mut room).await {
@@ -105,7 +106,7 @@ impl Node {
         if ended > 0 {
             tracing::warn!(ended, "claims that csid gave up were granted later, and are ended");
         }
-        for (name, claim) in granted.into_iter().filter(|(_, claim)| !present.contains(&claim.id)) {
+        for (name, claim) in missing.into_values() {
             match self.lose_if_gone(&name, &claim, volumes).await {
                 Ok(true) => {
                     tracing::warn!(volume = %name, claim.consumer, "the servers have ended a claim of this node");

@@ -18,7 +18,7 @@ use super::breaks::Break;
 use super::dice::Dice;
 use super::network::{Network, Place};
 use super::node::{Host, Parts, Servers};
-use super::server::{self, CLUSTER, identity};
+use super::server::{self, CLUSTER, Running, identity};
 use super::world::World;
 use crate::rows::{self, MetaRow, Mode, SCHEMA};
 
@@ -285,10 +285,7 @@ impl Scene {
             ..ReleaseAsk::default()
         };
         self.world.note(|| format!("an operator releases {ask:?}"));
-        let mut request = Request::new(ask);
-        request.extensions_mut().insert(identity(Role::Operator, "all"));
-        let of = server.clone();
-        of.spawn(async move { drop(server.service.release(request).await) });
+        drop(release_at(&server, ask));
     }
 
     /// Switches a node off, and has an operator end its claim by force before it comes back.
@@ -308,14 +305,11 @@ impl Scene {
         tokio::spawn(async move {
             world.note(|| format!("an operator forces {ask:?}"));
             let servers = servers.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            if let Some(server) = servers.into_iter().flatten().next() {
-                let mut request = Request::new(ask);
-                request.extensions_mut().insert(identity(Role::Operator, "all"));
-                let of = server.clone();
-                if of.spawn(async move { drop(server.service.release(request).await) }).await.is_err() {
-                    // etcd may do it later.
-                    sleep(LATEST).await;
-                }
+            if let Some(server) = servers.into_iter().flatten().next()
+                && release_at(&server, ask).await.is_err()
+            {
+                // etcd may do it later.
+                sleep(LATEST).await;
             }
             sleep(dice.time(0, 3000)).await;
             node.start_again();
@@ -349,10 +343,7 @@ impl Scene {
             self.world.note(|| format!("an operator ends a claim of an earlier boot: {ask:?}"));
             let servers = self.servers.lock().unwrap_or_else(PoisonError::into_inner).clone();
             if let Some(server) = servers.into_iter().flatten().next() {
-                let mut request = Request::new(ask);
-                request.extensions_mut().insert(identity(Role::Operator, "all"));
-                let of = server.clone();
-                of.spawn(async move { drop(server.service.release(request).await) });
+                drop(release_at(&server, ask));
             }
         }
     }
@@ -383,4 +374,12 @@ impl Scene {
             sleep(LOOK).await;
         }
     }
+}
+
+/// Sends an operator's release to a server.
+fn release_at(server: &Arc<Running>, ask: ReleaseAsk) -> tokio::task::JoinHandle<()> {
+    let mut request = Request::new(ask);
+    request.extensions_mut().insert(identity(Role::Operator, "all"));
+    let of = server.clone();
+    server.spawn(async move { drop(of.service.release(request).await) })
 }

@@ -299,14 +299,17 @@ impl Claims {
     /// Notes that the servers have a claim no more: an operator has ended it by force. It stays, as its mounts do. A mount needs another grant
     /// first. Returns `false` if the claim is none that is granted and wanted.
     pub fn lose_grant(claim: &mut Claim) -> bool {
-        let is_wanted = claim.state == ClaimState::Taken && !claim.releasing;
-        match &mut claim.grant {
-            Some(grant) if is_wanted && grant.leg == Leg::Present => {
-                grant.leg = Leg::Absent;
-                true
-            }
-            _ => false,
+        let is_held = Claims::is_held(claim);
+        if let Some(grant) = claim.grant.as_mut().filter(|_| is_held) {
+            grant.leg = Leg::Absent;
         }
+        is_held
+    }
+
+    /// Returns whether a claim is wanted, and granted by the servers of a cluster.
+    pub fn is_held(claim: &Claim) -> bool {
+        let is_granted = claim.grant.as_ref().is_some_and(|grant| grant.leg == Leg::Present);
+        is_granted && claim.state == ClaimState::Taken && !claim.releasing
     }
 
     /// Sets the leg of a claim's grant. Its boot stays.

@@ -124,9 +124,8 @@ impl Volumes {
 
     /// Returns the claims that the servers have granted, by this journal.
     pub async fn granted(&self) -> Result<Vec<(VolumeName, Claim)>> {
-        let is_granted = |claim: &Claim| Claims::lose_grant(&mut claim.clone());
         let (claims, _) = self.own_claims().await?;
-        let granted = claims.into_iter().filter(|listed| is_granted(&listed.claim));
+        let granted = claims.into_iter().filter(|listed| Claims::is_held(&listed.claim));
         Ok(granted.map(|listed| (listed.name, listed.claim)).collect())
     }
 
