@@ -6,7 +6,7 @@ use std::time::Instant;
 use csi_proto::identity::{Identity, Role};
 use csid_etcd::{Expected, Guard, RowKey};
 use rustls::pki_types::UnixTime;
-use tonic::Request;
+use tonic::{Extensions, Request};
 use tonic::transport::server::TlsConnectInfo;
 
 use crate::cluster::{Cluster, node_guard};
@@ -22,12 +22,16 @@ pub struct Peer {
 impl Cluster {
     /// Returns the identity of a caller, by its certificate.
     pub fn caller<T>(&self, request: &Request<T>) -> Result<Identity> {
-        // The simulation has no TLS.
-        #[cfg(test)]
-        if let Some(identity) = request.extensions().get::<Identity>() {
+        self.caller_by(request.extensions())
+    }
+
+    /// Returns the identity of a caller: what the gate has found by the certificate, or the same without a gate.
+    pub fn caller_by(&self, extensions: &Extensions) -> Result<Identity> {
+        // No peer writes these. In the simulation, which has no TLS, its network does.
+        if let Some(identity) = extensions.get::<Identity>() {
             return Ok(identity.clone());
         }
-        let info = request.extensions().get::<TlsConnectInfo<Peer>>();
+        let info = extensions.get::<TlsConnectInfo<Peer>>();
         self.identity(info).inspect_err(|error| {
             let address = info.map(|info| info.get_ref().address);
             tracing::debug!(?address, "a caller was refused: {error}");

@@ -5,14 +5,13 @@ use csi_proto::cluster::v1::node_change::Change;
 use csi_proto::cluster::v1::{
     AuditAsk, Finding, NodeAsk, NodeChange, NodePage, NodeRow, NodesAsk, ServerRows, ServersAsk,
 };
-use csid::{Error, Kind};
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use crate::failure::{Result, ServerError};
+use crate::failure::Result;
 use crate::grants::May;
-use crate::service::{Answers, READER, Service, place};
+use crate::places::Kept;
+use crate::service::Service;
+use crate::stream::{self, Answers};
 
 #[tonic::async_trait]
 impl Admin for Service {
@@ -22,10 +21,10 @@ impl Admin for Service {
     async fn nodes(&self, request: Request<NodesAsk>) -> Result<Response<Self::NodesStream>, Status> {
         let caller = self.cluster.caller(&request)?;
         self.cluster.require_operator(&caller, May::Read)?;
-        let place = place(&self.operators_lists)?;
+        let place = self.places.enter(&caller, Kept::List)?;
         let mut list = self.cluster.list_nodes(request.into_inner().after).await?;
         let cluster = self.cluster.clone();
-        let (sender, receiver) = mpsc::channel(1);
+        let (mut sender, answers) = stream::open(1);
         tokio::spawn(async move {
             let _place = place;
             loop {
@@ -35,12 +34,12 @@ impl Admin for Service {
                     Err(error) => Err(error.into()),
                 };
                 let is_last = page.is_err();
-                if sender.send_timeout(page, READER).await.is_err() || is_last {
+                if !sender.send(page).await || is_last {
                     return;
                 }
             }
         });
-        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+        Ok(Response::new(answers))
     }
 
     async fn node(&self, request: Request<NodeAsk>) -> Result<Response<NodeRow>, Status> {
@@ -78,29 +77,25 @@ impl Admin for Service {
     async fn audit(&self, request: Request<AuditAsk>) -> Result<Response<Self::AuditStream>, Status> {
         let caller = self.cluster.caller(&request)?;
         self.cluster.require_operator(&caller, May::Read)?;
-        // One walk over etcd at a time.
-        let alone = self.audits.clone().try_acquire_owned();
-        let busy =
-            |_| ServerError::from(Error::new(Kind::RateLimited, "this server makes another audit now"));
-        let alone = alone.map_err(busy)?;
+        let place = self.places.enter(&caller, Kept::Audit)?;
         let cluster = self.cluster.clone();
-        let (sender, receiver) = mpsc::channel(16);
+        let (mut sender, findings) = stream::open(16);
         tokio::spawn(async move {
-            let _alone = alone;
-            let findings = tokio::select! {
+            let _place = place;
+            let found = tokio::select! {
                 found = cluster.audit() => found,
                 () = sender.closed() => return,
             };
-            let answers = match findings {
+            let answers = match found {
                 Ok(findings) => findings.into_iter().map(Ok).collect(),
                 Err(error) => vec![Err(error.into())],
             };
             for answer in answers {
-                if sender.send_timeout(answer, READER).await.is_err() {
+                if !sender.send(answer).await {
                     return;
                 }
             }
         });
-        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+        Ok(Response::new(findings))
     }
 }

@@ -1,7 +1,7 @@
 //! A server of a cluster: nodes and operators ask it for claims of volumes, and etcd keeps them.
 //!
-//! `service` takes calls of nodes and operators, `admin` those of operators alone. `access` says who calls and what the grants allow, and
-//! `certificates` verifies callers. `claims` and `volumes` change records by csid's rules (`csid::volume::rules`); `records` is what both share,
+//! `gate` is before all calls: `places` bounds those of one caller. `service` takes calls of nodes and operators, `admin` those of operators
+//! alone. `access` says who calls and what the grants allow, and `certificates` verifies callers. `stream` sends answers in pages. `claims` and `volumes` change records by csid's rules (`csid::volume::rules`); `records` is what both share,
 //! and `lists` shows them. `drive` has controllers called, on the nodes that `controllers` knows; `forward` is such a call. `changes` begins
 //! creations, expansions and deletions, `provisioning` drives them, and `volume_calls` are their calls. `queue` has the claims that wait. `nodes` and
 //! `servers` have what operators see of the cluster itself, and change; `fence` ends the claims of a node that is off. `audit` finds what does not fit
@@ -12,6 +12,7 @@
 //! - A write compares the cluster's row and this server's. What grants compares the node's row, too. So nothing is granted by a
 //!   server whose lease is gone, or to a node that was fenced.
 //! - No grant, no call. A node is believed about its own claims alone.
+//! - One caller never takes the places of another.
 //! - Without etcd for 10 s this server serves nothing, and ends its sessions.
 
 mod access;
@@ -28,12 +29,14 @@ mod drive;
 mod failure;
 mod fence;
 mod forward;
+mod gate;
 mod grants;
 mod join;
 mod listen;
 mod lists;
 mod nodes;
 mod pace;
+mod places;
 mod presence;
 mod program;
 mod provisioning;
@@ -45,6 +48,7 @@ mod service;
 mod sessions;
 #[cfg(test)]
 mod simulation;
+mod stream;
 mod time;
 mod view;
 mod volume_calls;

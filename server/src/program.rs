@@ -17,7 +17,7 @@ use rustls::pki_types::pem::PemObject;
 use sd_notify::NotifyState;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
 use tonic::transport::{Certificate, Server, ServerTlsConfig};
 use tracing_subscriber::EnvFilter;
 
@@ -25,7 +25,9 @@ use crate::certificates::Certificates;
 use crate::cluster::{Cluster, check};
 use crate::config::{Config, Keys, credentials};
 use crate::drive::Driving;
+use crate::gate::GateLayer;
 use crate::listen;
+use crate::places::Places;
 use crate::presence::Presence;
 use crate::rows::{self, MetaRow, Mode, SCHEMA, ServerRow};
 use crate::service::{Service, end_if_over};
@@ -37,10 +39,6 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 const PING: Duration = Duration::from_secs(10);
 /// A call without an answer for so long is given up. The longest waits for a release.
 const CALL: Duration = Duration::from_secs(70);
-/// Lists that are sent at the same time.
-const LISTS: usize = 64;
-/// The number of lists that are sent to operators, who may need one while nodes take all others.
-const OPERATORS_LISTS: usize = 8;
 const CALLS_OF_CONNECTION: usize = 128;
 /// The limit of a message: a registration has at most 64 KiB in etcd.
 const MESSAGE: usize = 256 * 1024;
@@ -186,7 +184,7 @@ async fn run(config: Config, keys: Keys) -> Result<()> {
         .identity(tonic::transport::Identity::from_pem(&keys.certificate, &keys.key))
         .client_ca_root(Certificate::from_pem(&keys.ca))
         .timeout(HANDSHAKE);
-    let mut server = Server::builder()
+    let server = Server::builder()
         .tls_config(tls)
         .context("the certificate of this server")?
         .timeout(CALL)
@@ -214,15 +212,15 @@ async fn run(config: Config, keys: Keys) -> Result<()> {
     let driving = Arc::new(Driving::new(cluster.clone(), sessions.clone()));
     let calling = tokio::spawn(driving.clone().run(volumes));
     let at_the_end = driving.clone();
-    let lists = Arc::new(Semaphore::new(LISTS));
-    let operators_lists = Arc::new(Semaphore::new(OPERATORS_LISTS));
-    let audits = Arc::new(Semaphore::new(1));
-    let service = Service { cluster: cluster.clone(), sessions, driving, lists, operators_lists, audits };
+    let places = Arc::new(Places::new(cluster.config.max_sessions));
+    let gate = GateLayer { cluster: cluster.clone(), places: places.clone() };
+    let service = Service { cluster: cluster.clone(), sessions, driving, places };
     let of_operators = AdminServer::new(service.clone()).max_decoding_message_size(MESSAGE);
     let calls = ClusterServer::new(service).max_decoding_message_size(MESSAGE);
     let (stop, stopped) = oneshot::channel::<()>();
     let serving = tokio::spawn(
         server
+            .layer(gate)
             .add_service(calls)
             .add_service(of_operators)
             .serve_with_incoming_shutdown(listen::accept(listener, most), stopped.map(drop)),

@@ -36,6 +36,8 @@ const BEAT: Duration = Duration::from_secs(10);
 const ENTRIES: usize = 1024;
 /// The same of one node. csid has one of a volume, as a rule.
 const OF_NODE: usize = 32;
+/// The same of one caller, which may claim for many nodes.
+const OF_CALLER: usize = 256;
 /// The entries that one transaction ends at most: each is up to three operations of 100.
 const MOST: usize = 24;
 /// The entries that a change looks at, from the front. Each is compared with those before it.
@@ -135,6 +137,12 @@ impl Cluster {
                 }
                 if record.queue.iter().filter(|queued| queued.claim.node == *node).count() >= OF_NODE {
                     let text = format!("{OF_NODE} claims of node {node} wait for {name}, the limit");
+                    return Err(Error::new(Kind::RateLimited, text).into());
+                }
+                let of_caller = format!("{}/", wanted.caller);
+                let is_own = |queued: &&Queued| queued.claim.call.starts_with(&of_caller);
+                if record.queue.iter().filter(is_own).count() >= OF_CALLER {
+                    let text = format!("{OF_CALLER} claims of {} wait for {name}, the limit", wanted.caller);
                     return Err(Error::new(Kind::RateLimited, text).into());
                 }
                 place_of_node = Some(self.place(node).await?);
@@ -244,7 +252,7 @@ impl Cluster {
     ) -> Result<Option<Record>> {
         let (node, plugin) = (&claim.node, &record.volume.plugin);
         let Some(row) = self.node(node).await? else { return Ok(None) };
-        if row.value.state != NodeState::Ready {
+        if row.value.state != NodeState::Ready || !self.may_claim(&record.name.namespace, claim) {
             return Ok(None);
         }
         if record.claim_at(&claim.consumer, node).is_none() && rules::refuse_expanding(record).is_err() {
@@ -284,7 +292,8 @@ impl Cluster {
             if ended.len() == MOST {
                 break;
             }
-            if self.is_unwanted(&queued.claim, guards).await? {
+            let may_wait = self.may_claim(&record.name.namespace, &queued.claim);
+            if !may_wait || self.is_unwanted(&queued.claim, guards).await? {
                 ended.push(queued.serial);
             }
         }
@@ -293,6 +302,23 @@ impl Cluster {
             after = self.grant_queued(after, guards).await;
         }
         Ok(after)
+    }
+
+    /// Returns whether the caller of a claim that waits may still claim. Its grant may have been revoked since.
+    fn may_claim(&self, namespace: &str, claim: &Claim) -> bool {
+        let mut parts = claim.call.splitn(3, '/');
+        let (role, name) = match (parts.next(), parts.next()) {
+            (Some("node"), Some(name)) => (Role::Node, name),
+            (Some("operator"), Some(name)) => (Role::Operator, name),
+            // A server of an earlier version has noted no caller.
+            _ => return true,
+        };
+        let caller = Identity { cluster: self.config.cluster.clone(), role, name: name.to_owned() };
+        let may = match role == Role::Node && name == claim.node {
+            true => May::Mount,
+            false => May::ClaimFor,
+        };
+        self.config.grants.allow(&caller, namespace, may)
     }
 
     async fn is_unwanted(&self, claim: &Claim, guards: &mut Vec<Guard>) -> Result<bool> {

@@ -1,6 +1,5 @@
 //! The calls of the contract. Each finds out who calls, and makes one call inward.
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,8 +14,7 @@ use csi_proto::cluster::v1::{
 use csi_proto::identity::{Identity, Role};
 use csid::error::shortened;
 use csid::{Error, Kind};
-use futures_util::Stream;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -26,14 +24,14 @@ use crate::failure::{Result, ServerError};
 use crate::grants::May;
 use crate::join::{Joined, Joining};
 use crate::lists::Page;
+use crate::places::{Kept, Place, Places};
 use crate::sessions::{Entered, Outgoing, Sessions, WAITING};
+use crate::stream::{self, Answers};
 
 /// How long a node has for its Hello.
 const HELLO: Duration = Duration::from_secs(10);
 /// The least time between two reports of a node: each is a change of etcd.
 const BETWEEN: Duration = Duration::from_millis(200);
-/// How long a page of a list waits for its reader.
-pub const READER: Duration = Duration::from_secs(60);
 
 /// What a session ends with.
 type End = ServerError;
@@ -43,15 +41,8 @@ pub struct Service {
     pub cluster: Arc<Cluster>,
     pub sessions: Arc<Sessions>,
     pub driving: Arc<Driving>,
-    /// Places for lists. Each has pages in memory until its reader takes them.
-    pub lists: Arc<Semaphore>,
-    /// The same, for operators' lists.
-    pub operators_lists: Arc<Semaphore>,
-    /// The place of an audit.
-    pub audits: Arc<Semaphore>,
+    pub places: Arc<Places>,
 }
-
-pub type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
 impl Calls for Service {
@@ -68,14 +59,12 @@ impl Calls for Service {
         if !self.cluster.config.grants.allow_anywhere(&caller, May::Join) {
             return Err(ServerError::denied(format!("{caller} has no grant for join")).into());
         }
-        if self.sessions.count() >= self.cluster.config.max_sessions {
-            let text = format!("this server has {} sessions, its limit", self.cluster.config.max_sessions);
-            return Err(ServerError::from(Error::new(Kind::RateLimited, text)).into());
-        }
+        let place = self.places.enter(&caller, Kept::Session)?;
+        self.places.hello(&caller)?;
         let (sender, receiver) = mpsc::channel(WAITING);
         let service = self.clone();
         let incoming = request.into_inner();
-        tokio::spawn(async move { service.run(&caller, incoming, sender).await });
+        tokio::spawn(async move { service.run(&caller, incoming, sender, place).await });
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
 
@@ -142,25 +131,21 @@ impl Service {
     /// Sends a list in pages.
     fn list<P: Page>(&self, caller: Identity, ask: ListAsk) -> Result<Response<Answers<P>>, Status> {
         let mut list = self.cluster.list_of(&caller, ask)?;
-        let places = match caller.role {
-            Role::Operator => &self.operators_lists,
-            Role::Node | Role::Server => &self.lists,
-        };
-        let place = place(places)?;
+        let place = self.places.enter(&caller, Kept::List)?;
         let cluster = self.cluster.clone();
-        let (sender, receiver) = mpsc::channel(1);
+        let (mut sender, answers) = stream::open(1);
         tokio::spawn(async move {
             let _place = place;
             loop {
                 let (pages, has_more) = match P::read(&cluster, &caller, &mut list).await {
                     Ok(read) => read,
                     Err(error) => {
-                        let _ = sender.send_timeout(Err(error.into()), READER).await;
+                        sender.send(Err(error.into())).await;
                         return;
                     }
                 };
                 for page in pages {
-                    if sender.send_timeout(Ok(page), READER).await.is_err() {
+                    if !sender.send(Ok(page)).await {
                         return;
                     }
                 }
@@ -169,7 +154,7 @@ impl Service {
                 }
             }
         });
-        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+        Ok(Response::new(answers))
     }
 
     /// Ends a node's session with this server, if the node may have none. Other servers look at the nodes' rows every few seconds.
@@ -192,6 +177,7 @@ impl Service {
         caller: &Identity,
         mut incoming: Streaming<FromNode>,
         sender: mpsc::Sender<Outgoing>,
+        place: Place,
     ) {
         let node = &caller.name;
         let hello = match hello(&mut incoming).await {
@@ -218,6 +204,8 @@ impl Service {
             let _ = sender.try_send(Err(end.into()));
         }
         drop(sender);
+        // Without etcd the row stays for a while, and the node joins elsewhere.
+        drop(place);
         if let Err(error) = self.cluster.part(node, &joining).await {
             // The row ends with the lease.
             tracing::debug!(node, %error, "the row of a session was not removed");
@@ -291,12 +279,6 @@ pub async fn end_if_over(cluster: &Cluster, sessions: &Sessions, node: &str, num
         // Without etcd all sessions end, by the presence.
         Err(error) => tracing::warn!(node, %error, "the row of a node cannot be read"),
     }
-}
-
-/// Takes a place for a list, or refuses the list.
-pub fn place(lists: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit> {
-    let full = |_| Error::new(Kind::RateLimited, "this server sends as many lists as it may");
-    Ok(lists.clone().try_acquire_owned().map_err(full)?)
 }
 
 async fn hello(incoming: &mut Streaming<FromNode>) -> Result<Hello> {

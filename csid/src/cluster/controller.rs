@@ -66,7 +66,9 @@ impl Node {
         let _turn = match self.orders.turn(&call.plugin, &call.order, call.epoch, within).await {
             Ok(turn) => turn,
             Err(NoTurn::Stale) => {
-                tracing::warn!(volume = %forwarded.name, epoch = call.epoch, "a stale controller call came");
+                if let Some(left_out) = self.refusals.next() {
+                    tracing::warn!(volume = %forwarded.name, epoch = call.epoch, left_out, "a stale controller call came");
+                }
                 return ended(&call, How::Stale(true));
             }
             Err(NoTurn::Late) => return ended(&call, How::NotStarted(true)),

@@ -11,6 +11,7 @@ mod node;
 mod orders;
 mod owed;
 mod permits;
+mod quiet;
 mod reconcile;
 pub mod rows;
 mod session;

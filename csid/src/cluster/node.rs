@@ -13,6 +13,7 @@ use tonic::transport::Channel;
 use crate::cluster::failure::unavailable;
 use crate::cluster::orders::CallOrders;
 use crate::cluster::permits::Permits;
+use crate::cluster::quiet::Quiet;
 use crate::config::Cluster;
 use crate::error::Result;
 use crate::random;
@@ -89,6 +90,8 @@ pub struct Node {
     pub(super) orders: CallOrders,
     /// What this host does for others.
     pub(super) permits: Permits,
+    /// The log lines of calls that are not made. A server may send many.
+    pub(super) refusals: Quiet,
     /// The beginning of the names of calls that this journal makes in this boot. It shows neither the journal's ID nor the boot's.
     pub(super) calls: String,
 }
@@ -120,6 +123,7 @@ impl Node {
             boot: boot.to_owned(),
             orders: CallOrders::default(),
             permits: Permits::new(config),
+            refusals: Quiet::default(),
             calls: calls(journal_id, boot),
         }
     }

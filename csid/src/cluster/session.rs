@@ -227,7 +227,9 @@ impl Node {
                                 });
                             }
                             Err(error) => {
-                                tracing::warn!(server = self.status(), %error, "a controller call was not begun");
+                                if let Some(left_out) = self.refusals.next() {
+                                    tracing::warn!(server = self.status(), %error, left_out, "a controller call was not begun");
+                                }
                                 answer(&to_server, refused(&call, error)).await;
                             }
                         }

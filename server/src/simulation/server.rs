@@ -9,7 +9,7 @@ use csi_proto::identity::{Identity, Role};
 use csid_etcd::double::Double;
 use csid_etcd::{EtcdRegistry, Timing};
 use futures_util::FutureExt;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
 use super::network::{Network, ToEtcd};
@@ -18,6 +18,7 @@ use crate::cluster::Cluster;
 use crate::config::Config;
 use crate::drive::Driving;
 use crate::grants::{Grant, Grants};
+use crate::places::Places;
 use crate::presence::Presence;
 use crate::program::{ask_for_releases, end_sessions};
 use crate::rows::{SCHEMA, ServerRow};
@@ -129,14 +130,12 @@ pub fn start(double: &Double, network: &Arc<Network>, server: usize) -> Arc<Runn
     };
     let sessions = Arc::new(Sessions::default());
     let driving = Arc::new(Driving::new(cluster.clone(), sessions.clone()));
-    let lists = Arc::new(Semaphore::new(64));
+    let places = Arc::new(Places::new(cluster.config.max_sessions));
     let service = Service {
         cluster: cluster.clone(),
         sessions: sessions.clone(),
         driving: driving.clone(),
-        operators_lists: lists.clone(),
-        audits: Arc::new(Semaphore::new(1)),
-        lists,
+        places,
     };
     let calls = ClusterServer::new(service.clone());
     let running = Arc::new(Running { service, calls, is_dead, tasks: Mutex::default() });

@@ -21,6 +21,7 @@ mod far_end;
 mod fence;
 mod joins;
 mod lies;
+mod limits;
 mod lists;
 mod operator_failures;
 mod operators;

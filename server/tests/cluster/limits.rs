@@ -1,0 +1,162 @@
+//! The limits of one caller. It is refused with ResourceExhausted, and keeps no other out.
+
+use csi_proto::cluster::v1::{AuditAsk, FromNode, VolumeAsk};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Status};
+
+use crate::site::{First, Refusal, Site, eventually};
+
+/// Returns whether a call was refused by a limit of the caller. Such a refusal says so in all its parts.
+fn is_over_the_limit(refused: &Status) -> bool {
+    if refused.code() != Code::ResourceExhausted {
+        return false;
+    }
+    let refusal = Refusal::of(refused);
+    assert_eq!((refusal.kind.as_str(), refusal.retryable), ("RateLimited", true), "{refused:?}");
+    true
+}
+
+#[tokio::test]
+async fn node_with_many_calls_keeps_no_other_out() {
+    let site = Site::start(1).await;
+    let (n1, n2) = (site.node("n1"), site.node("n2"));
+    let _sessions = (n1.join(0).await, n2.join(0).await);
+    let ask = VolumeAsk { namespace: "default".into(), volume: "v0".into() };
+    for n in 0..6 {
+        let volume = format!("v{n}");
+        site.register(&volume, "single-node-writer").await;
+        n2.claim(0, &volume).await.unwrap();
+    }
+    let mut calls = JoinSet::new();
+    for n in 0..6 {
+        // A connection makes 128 calls at most.
+        let client = n1.client(0);
+        for m in 0..30 {
+            let mut wanted = n1.ask(&format!("v{n}"), &format!("c{m}"));
+            wanted.call = format!("call {n} {m}");
+            (wanted.queue_ms, wanted.answer_ms) = (60_000, 8_000);
+            let mut client = client.clone();
+            calls.spawn(async move { client.claim(wanted).await.unwrap_err() });
+        }
+    }
+    // The calls below the limit wait for 8 s each.
+    let refused = loop {
+        let refused = calls.join_next().await.expect("180 calls of one node were under way").unwrap();
+        if is_over_the_limit(&refused) {
+            break refused;
+        }
+    };
+    assert!(Refusal::of(&refused).message.contains("node/n1 has 128 calls"), "{refused:?}");
+    n2.client(0).volume(ask.clone()).await.unwrap();
+    site.operator(0, "reads").volume(ask.clone()).await.unwrap();
+    calls.join_all().await;
+    n1.client(0).volume(ask).await.unwrap();
+}
+
+#[tokio::test]
+async fn node_with_many_hellos_keeps_no_other_out() {
+    let site = Site::start(1).await;
+    let (n1, n2) = (site.node("n1"), site.node("n2"));
+    let mut said = 0;
+    let refused = loop {
+        match n1.say_hello(0).await {
+            Ok((first, _)) => assert!(matches!(first, First::Welcome(_)), "{first:?}"),
+            Err(refused) if Refusal::of(&refused).message.contains("Hellos") => break refused,
+            // The server has not seen the ends of the sessions before.
+            Err(refused) => assert!(is_over_the_limit(&refused), "{refused:?}"),
+        }
+        said += 1;
+        assert!(said < 500, "each Hello is taken");
+    };
+    assert!(is_over_the_limit(&refused) && said >= 30, "{said}: {refused:?}");
+    n2.join(0).await;
+    eventually("the node may join later", async || n1.say_hello(0).await.is_ok()).await;
+}
+
+#[tokio::test]
+async fn sessions_without_a_hello_are_few() {
+    let site = Site::start(1).await;
+    let (n1, n2) = (site.node("n1"), site.node("n2"));
+    let mut silent = Vec::new();
+    let refused = loop {
+        let (sender, receiver) = mpsc::channel::<FromNode>(1);
+        match n1.client(0).session(ReceiverStream::new(receiver)).await {
+            Ok(answers) => silent.push((sender, answers)),
+            Err(refused) => break refused,
+        }
+        assert!(silent.len() < 50);
+    };
+    assert!(is_over_the_limit(&refused) && silent.len() == 4, "{} {refused:?}", silent.len());
+    n2.join(0).await;
+    drop(silent);
+    eventually("the places are free", async || n1.say_hello(0).await.is_ok()).await;
+}
+
+#[tokio::test]
+async fn sessions_of_all_nodes_have_a_limit() {
+    let site = Site::start_with(1, "max-sessions = 1").await;
+    let (n1, n2) = (site.node("n1"), site.node("n2"));
+    let session = n1.join(0).await;
+    let refused = n2.say_hello(0).await.err().unwrap();
+    assert!(is_over_the_limit(&refused), "{refused:?}");
+    let again = n1.join(0).await;
+    drop((session, again));
+    eventually("the place is free", async || n2.say_hello(0).await.is_ok()).await;
+}
+
+#[tokio::test]
+async fn operator_has_one_audit_and_leaves_one_to_others() {
+    let site = Site::start(1).await;
+    // A volume whose driver is gone has the audit wait.
+    site.register("data", "single-node-writer").await;
+    let mut raw = site.raw().await;
+    // No server goes on for it while the cluster recovers.
+    let meta = raw.below("/csid/v1/meta").await.remove(0);
+    let meta = String::from_utf8(meta.value).unwrap();
+    raw.put("/csid/v1/meta", &meta.replace("\"normal\"", "\"recovering\"")).await;
+    let head = raw.below("/csid/v1/vol/default/data/head").await.remove(0);
+    let mut value: serde_json::Value = serde_json::from_slice(&head.value).unwrap();
+    value["driver"] = serde_json::json!({ "server": "gone", "host": "c1", "deadline-ms": 1000 });
+    raw.put("/csid/v1/vol/default/data/head", &value.to_string()).await;
+    let mut first = site.admin(0, "reads");
+    let held = first.audit(AuditAsk {}).await.unwrap();
+    let refused = first.audit(AuditAsk {}).await.unwrap_err();
+    assert!(is_over_the_limit(&refused), "{refused:?}");
+    site.admin(0, "anna").audit(AuditAsk {}).await.unwrap();
+    drop(held);
+    eventually("the place is free", async || first.audit(AuditAsk {}).await.is_ok()).await;
+}
+
+#[tokio::test]
+async fn claim_that_waits_ends_with_its_grant() {
+    let mut site = Site::start(1).await;
+    site.register("data", "single-node-writer").await;
+    let (n1, n2) = (site.node("n1"), site.node("n2"));
+    let sessions = (n1.join(0).await, n2.join(0).await);
+    n1.claim(0, "data").await.unwrap();
+    let mut ask = n2.ask("data", "web");
+    (ask.queue_ms, ask.answer_ms) = (600_000, 1);
+    eventually("the claim waits", async || {
+        let refused = Refusal::of(&n2.client(0).claim(ask.clone()).await.unwrap_err());
+        refused.kind == "ClaimConflict"
+    })
+    .await;
+    let mut raw = site.raw().await;
+    let queue = "/csid/v1/vol/default/data/queue/";
+    assert_eq!(raw.below(queue).await.len(), 1);
+    drop(sessions);
+    let server = site.servers.remove(0);
+    server.signal(rustix::process::Signal::TERM);
+    drop(server);
+    let file = site.path("s0.toml");
+    let text = std::fs::read_to_string(&file).unwrap();
+    let revoked = text.replace("who = \"node/n*\"", "who = \"node/n1\"");
+    assert_ne!(revoked, text);
+    std::fs::write(&file, revoked).unwrap();
+    let server = site.start_server(0);
+    site.servers.push(server);
+    // Without the grant's end the entry would stay for 60 s after the last ask.
+    eventually("the entry has ended", async || raw.below(queue).await.is_empty()).await;
+}
