@@ -10,7 +10,7 @@ pub mod fault;
 mod histogram;
 pub mod host;
 mod log;
-mod metrics;
+pub mod metrics;
 mod names;
 pub mod plugin;
 pub mod random;

@@ -17,7 +17,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 use tokio::sync::watch;
 
-pub use serve::{Listener, serve};
+pub use serve::{Listener, Scrape, serve};
 
 use crate::bus::State;
 use crate::cluster::{Node, NodeView, STATES as STATES_OF_NODE};
@@ -44,8 +44,7 @@ pub struct Sources {
     pub node: Option<Arc<Node>>,
 }
 
-impl Sources {
-    /// Returns all metrics as text that ends with `# EOF`.
+impl Scrape for Sources {
     async fn text(&self) -> Result<String, fmt::Error> {
         let mut registry = Registry::with_prefix("csid");
         registry.register_collector(Box::new(self.seen().await));
@@ -53,7 +52,9 @@ impl Sources {
         text::encode(&mut text, &registry)?;
         Ok(text)
     }
+}
 
+impl Sources {
     async fn seen(&self) -> Seen {
         let mounts = self.store.phases().map_err(crate::Error::from);
         let claims = self.claims.claim_states().map_err(crate::Error::from);

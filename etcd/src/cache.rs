@@ -1,6 +1,7 @@
 //! All volumes as of one revision, in memory. Lists are read from it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
@@ -30,6 +31,8 @@ pub(crate) struct Cache {
     followed: watch::Sender<Followed>,
     /// Notified by a reader that waits in vain, or finds the cache wrong. All is listed again then.
     doubted: Notify,
+    /// How often all volumes were listed.
+    lists: AtomicU64,
 }
 
 /// What the task that keeps the cache has done.
@@ -63,6 +66,7 @@ impl Cache {
             beats: Mutex::default(),
             followed: watch::channel(Followed::Listing).0,
             doubted: Notify::new(),
+            lists: AtomicU64::new(0),
         }
     }
 
@@ -128,6 +132,7 @@ impl Cache {
     pub fn replace(&self, volumes: Volumes) {
         let revision = volumes.revision;
         *self.write() = volumes;
+        self.lists.fetch_add(1, Ordering::Relaxed);
         // Rows may have been deleted that no event has named.
         self.beats.lock().unwrap_or_else(PoisonError::into_inner).clear();
         let _ = self.doubted.notified().now_or_never();
@@ -158,6 +163,11 @@ impl Cache {
     pub fn since_beat(&self, server: &str) -> Option<Duration> {
         let beats = self.beats.lock().unwrap_or_else(PoisonError::into_inner);
         beats.get(server).map(Instant::elapsed)
+    }
+
+    /// Returns how often all volumes were listed, and how many there are.
+    pub fn size(&self) -> (u64, usize) {
+        (self.lists.load(Ordering::Relaxed), self.read().by_name.len())
     }
 
     /// Has readers end.
@@ -265,6 +275,7 @@ mod tests {
         assert!(matches!(cache.at_least(1).await, Err(EtcdError::Unreachable { .. })));
         cache.replace(Volumes::default());
         assert!(!is_doubted(&cache), "the new list was doubted");
+        assert_eq!(cache.size(), (2, 0));
         assert!(cache.at_least(1).await.is_err() && is_doubted(&cache));
     }
 

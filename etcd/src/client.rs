@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::time::Duration;
 
+use csid::plugin::code_name;
 use futures_util::{StreamExt, stream};
 use tokio::time::Instant;
 use tonic::{Code, Request, Response, Status, Streaming};
@@ -10,6 +11,7 @@ use tonic::{Code, Request, Response, Status, Streaming};
 use crate::connection::Connection;
 use crate::error::EtcdError;
 use crate::members::{EtcdConfig, Members, Timing};
+use crate::observe::Observer;
 use crate::reply::Reply;
 use crate::wire::kv_client::KvClient;
 use crate::wire::lease_client::LeaseClient;
@@ -26,6 +28,7 @@ const LAST_PAUSE: Duration = Duration::from_millis(500);
 pub(crate) struct Client {
     members: Members,
     pub timing: Timing,
+    pub observer: Observer,
 }
 
 /// The answer to a transaction.
@@ -52,20 +55,20 @@ pub(crate) struct Found {
 
 impl Client {
     pub fn new(config: &EtcdConfig) -> Result<Self, EtcdError> {
-        Ok(Client { members: Members::new(config)?, timing: config.timing })
+        Ok(Client { members: Members::new(config)?, timing: config.timing, observer: Observer::default() })
     }
 
     /// Asks members at connections that are there.
     #[cfg(feature = "double")]
     pub fn at(connections: Vec<Connection>, timing: Timing) -> Self {
-        Client { members: Members::at(connections), timing }
+        Client { members: Members::at(connections), timing, observer: Observer::default() }
     }
 
     /// Reads keys. The answer is linearizable: it has every change that was answered before the call. If the request has a
     /// revision, the keys are those of that revision.
     pub async fn range(&self, step: &'static str, request: RangeRequest) -> Result<Found, EtcdError> {
         let revision = u64::try_from(request.revision).unwrap_or(0);
-        let mut tries = Tries::new(step, &self.members, self.timing);
+        let mut tries = Tries::new(step, self);
         loop {
             let (at, reply) = tries.call(revision, async |mut kv| kv.range(request.clone()).await).await;
             match reply {
@@ -82,7 +85,20 @@ impl Client {
     /// Sends a transaction until etcd commits or refuses it. After an unknown outcome the next member gets the same transaction.
     /// etcd commits it at most once, because its comparisons fail after that.
     pub async fn txn(&self, step: &'static str, txn: &TxnRequest) -> Result<Decided, EtcdError> {
-        let mut tries = Tries::new(step, &self.members, self.timing);
+        let begun = Instant::now();
+        let decided = self.decide(step, txn).await;
+        let result = match &decided {
+            Ok(Decided::Committed { .. }) => "committed",
+            Ok(Decided::Compared { .. }) => "compared",
+            Ok(Decided::Full { .. }) => "full",
+            Err(_) => "failed",
+        };
+        self.observer.report(|observe| observe.transaction(result, begun.elapsed()));
+        decided
+    }
+
+    async fn decide(&self, step: &'static str, txn: &TxnRequest) -> Result<Decided, EtcdError> {
+        let mut tries = Tries::new(step, self);
         let mut open = false;
         loop {
             let (at, reply) = tries.call(0, async |mut kv| kv.txn(txn.clone()).await).await;
@@ -146,19 +162,19 @@ impl Client {
     where
         F: Future<Output = Result<Response<T>, Status>>,
     {
-        let mut tries = Tries::new(step, &self.members, self.timing);
+        let mut tries = Tries::new(step, self);
         loop {
             let (at, member) = self.members.current();
             let client = LeaseClient::new(member.channel.clone());
             let why = match tokio::time::timeout(self.timing.answer, call(client)).await {
                 Ok(Ok(answer)) => return Ok(Some(answer.into_inner())),
                 Ok(Err(status)) if status.code() == Code::NotFound => return Ok(None),
-                Ok(Err(status)) => match Reply::of(step, &member.endpoint, 0, &status) {
+                Ok(Err(status)) => match tries.reply(&member.endpoint, 0, &status) {
                     Reply::Refused(error) => return Err(error),
                     Reply::NotDone(why) | Reply::Unknown(why) => why,
                     Reply::NoSpace => "the database has reached its quota".into(),
                 },
-                Err(_) => silent(&member.endpoint, self.timing.answer),
+                Err(_) => tries.silent(&member.endpoint),
             };
             tries.next(at, why).await?;
         }
@@ -167,7 +183,7 @@ impl Client {
     /// Watches keys from a revision on.
     pub async fn watch(&self, key: Vec<u8>, range_end: Vec<u8>, from: u64) -> Result<Watch, EtcdError> {
         let step = "watch keys";
-        let mut tries = Tries::new(step, &self.members, self.timing);
+        let mut tries = Tries::new(step, self);
         let create =
             WatchCreateRequest { key, range_end, start_revision: i64::try_from(from).unwrap_or(i64::MAX) };
         loop {
@@ -182,12 +198,12 @@ impl Client {
                     true => return Err(EtcdError::Compacted { revision: from }),
                     false => format!("{}: {}", member.endpoint, first.cancel_reason),
                 },
-                Ok(Err(status)) => match Reply::of(step, &member.endpoint, from, &status) {
+                Ok(Err(status)) => match tries.reply(&member.endpoint, from, &status) {
                     Reply::Refused(error) => return Err(error),
                     Reply::NotDone(why) | Reply::Unknown(why) => why,
                     Reply::NoSpace => "the database has reached its quota".into(),
                 },
-                Err(_) => silent(&member.endpoint, self.timing.answer),
+                Err(_) => tries.silent(&member.endpoint),
             };
             tries.next(at, why).await?;
         }
@@ -204,14 +220,29 @@ struct Tries<'a> {
     step: &'static str,
     members: &'a Members,
     timing: Timing,
+    observer: &'a Observer,
     begun: Instant,
     failed: usize,
     pause: Duration,
 }
 
 impl<'a> Tries<'a> {
-    fn new(step: &'static str, members: &'a Members, timing: Timing) -> Self {
-        Tries { step, members, timing, begun: Instant::now(), failed: 0, pause: FIRST_PAUSE }
+    fn new(step: &'static str, client: &'a Client) -> Self {
+        let Client { members, timing, observer } = client;
+        let (begun, failed, pause) = (Instant::now(), 0, FIRST_PAUSE);
+        Tries { step, members, timing: *timing, observer, begun, failed, pause }
+    }
+
+    /// Classifies an error of a member.
+    fn reply(&self, endpoint: &str, revision: u64, status: &Status) -> Reply {
+        self.observer.report(|observe| observe.failed(code_name(status.code())));
+        Reply::of(self.step, endpoint, revision, status)
+    }
+
+    /// Describes a member that has not answered in time.
+    fn silent(&self, endpoint: &str) -> String {
+        self.observer.report(|observe| observe.failed("TIMEOUT"));
+        format!("{endpoint}: no answer for {} ms", self.timing.answer.as_millis())
     }
 
     /// Calls the current member once. Returns the member's place with its reply.
@@ -228,8 +259,8 @@ impl<'a> Tries<'a> {
         let client = KvClient::new(member.channel.clone()).max_decoding_message_size(usize::MAX);
         let reply = match tokio::time::timeout(self.timing.answer, call(client)).await {
             Ok(Ok(answer)) => Ok(answer.into_inner()),
-            Ok(Err(status)) => Err(Reply::of(self.step, &member.endpoint, revision, &status)),
-            Err(_) => Err(Reply::Unknown(silent(&member.endpoint, self.timing.answer))),
+            Ok(Err(status)) => Err(self.reply(&member.endpoint, revision, &status)),
+            Err(_) => Err(Reply::Unknown(self.silent(&member.endpoint))),
         };
         (at, reply)
     }
@@ -313,10 +344,6 @@ fn since(from: u64, mut events: Vec<Event>) -> Vec<Event> {
 
 fn compacted(answer: &WatchResponse) -> bool {
     answer.canceled && answer.compact_revision > 0
-}
-
-fn silent(endpoint: &str, answer: Duration) -> String {
-    format!("{endpoint}: no answer for {} ms", answer.as_millis())
 }
 
 fn revision_of(header: Option<&ResponseHeader>) -> u64 {

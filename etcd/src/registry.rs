@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use csid::store::registry::{
     ClaimFilter, Conflict, HeldVolumes, Listed, ListedClaim, Record, RecordFilter, Registry, RegistryError,
-    Swap, VolumeName,
+    Swap, VolumeName, claim_changes,
 };
 use csid::store::rows::NewEvent;
 use futures_util::FutureExt;
@@ -26,6 +26,7 @@ use crate::keys::{Keys, Part, RowKey};
 use crate::listing::{self, ClaimInList, ClaimsAfter, LeftOut, ListFilter, ListPart};
 use crate::lists;
 use crate::members::{EtcdConfig, Timing};
+use crate::observe::Observe;
 use crate::rows::{RowStore, broken};
 use crate::stored::{Head, Stored};
 use crate::walk::Walk;
@@ -112,6 +113,16 @@ impl EtcdRegistry {
             changes: AtomicU64::new(0),
         };
         Ok(EtcdRegistry { inner: Arc::new(inner), watcher, warned: Mutex::default() })
+    }
+
+    /// Has the work with etcd reported. Only the first call has an effect.
+    pub fn observe(&self, observe: Arc<dyn Observe>) {
+        self.inner.client.observer.set(observe);
+    }
+
+    /// Returns how often all volumes were listed, and how many the lists have. It does not wait for a list that is under way.
+    pub fn size(&self) -> (u64, usize) {
+        self.inner.cache.size()
     }
 
     /// Returns the rows that are not volumes.
@@ -343,6 +354,8 @@ impl Inner {
         };
         if !change.is_nothing() {
             self.written.fetch_max(revision, Ordering::AcqRel);
+            let claims = claim_changes(&swap.before, &swap.after).count();
+            self.client.observer.report(|observe| observe.claims(claims));
         }
         Ok(Swapped::Done(revision))
     }

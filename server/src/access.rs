@@ -6,8 +6,8 @@ use std::time::Instant;
 use csi_proto::identity::{Identity, Role};
 use csid_etcd::{Expected, Guard, RowKey};
 use rustls::pki_types::UnixTime;
-use tonic::{Extensions, Request};
 use tonic::transport::server::TlsConnectInfo;
+use tonic::{Extensions, Request};
 
 use crate::cluster::{Cluster, node_guard};
 use crate::failure::{Result, ServerError};

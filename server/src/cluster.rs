@@ -1,7 +1,7 @@
 //! What all calls share: the configuration, the registry, this server's presence, and the rows that writes compare.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use csid::store::registry::{Registry, VolumeName};
@@ -14,6 +14,7 @@ use crate::asks::Asks;
 use crate::certificates::Certificates;
 use crate::config::Config;
 use crate::failure::{Result, ServerError};
+use crate::metrics::Metrics;
 use crate::presence::Presence;
 use crate::rows::{self, MetaRow, Mode, NodeRow, NodeState, PluginRow, Read, SCHEMA};
 
@@ -32,6 +33,7 @@ pub struct Cluster {
     pub rows: RowStore,
     pub presence: Presence,
     pub certificates: Certificates,
+    pub metrics: Metrics,
     /// The calls of callers that wait for claims.
     pub asks: Asks,
     known: Mutex<Known>,
@@ -83,6 +85,8 @@ impl Cluster {
         due: mpsc::Sender<VolumeName>,
     ) -> Self {
         let rows = registry.rows();
+        let metrics = Metrics::default();
+        registry.observe(Arc::new(metrics.clone()));
         let (known, writing, others, failures) = Default::default();
         let (driven, asks) = Default::default();
         Cluster {
@@ -91,6 +95,7 @@ impl Cluster {
             rows,
             presence,
             certificates,
+            metrics,
             asks,
             known,
             writing,

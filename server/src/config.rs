@@ -24,6 +24,8 @@ struct File {
     cluster: String,
     listen: SocketAddr,
     address: String,
+    #[serde(default)]
+    metrics: Option<SocketAddr>,
     #[serde(default = "max_claims")]
     max_claims: usize,
     #[serde(default = "max_sessions")]
@@ -66,6 +68,8 @@ pub struct Config {
     pub listen: SocketAddr,
     /// HOST:PORT at which nodes reach this server.
     pub address: String,
+    /// The address of the metrics. `None`: they are not served.
+    pub metrics: Option<SocketAddr>,
     /// The limit of claims of one node.
     pub max_claims: usize,
     pub max_sessions: usize,
@@ -85,8 +89,17 @@ impl Config {
     }
 
     fn parse(text: &str) -> Result<Config> {
-        let File { cluster, listen, address, max_claims, max_sessions, controller_seconds, etcd, grants } =
-            toml::from_str(text)?;
+        let File {
+            cluster,
+            listen,
+            address,
+            metrics,
+            max_claims,
+            max_sessions,
+            controller_seconds,
+            etcd,
+            grants,
+        } = toml::from_str(text)?;
         ensure!(is_member_name(&cluster), "cluster is not a DNS name of at most 63 bytes: {cluster:?}");
         let port = address.rsplit_once(':').filter(|(host, _)| !host.is_empty());
         let port = port.and_then(|(_, port)| port.parse::<u16>().ok()).filter(|port| *port != 0);
@@ -113,6 +126,7 @@ impl Config {
             cluster,
             listen,
             address,
+            metrics,
             max_claims,
             max_sessions,
             controller_time,
@@ -186,6 +200,7 @@ mod tests {
         let config = Config::parse(LEAST).unwrap();
         assert_eq!((config.max_claims, config.max_sessions, config.prefix.as_str()), (1000, 5000, "/csid/"));
         assert_eq!(config.controller_time, Duration::from_secs(60));
+        assert_eq!(config.metrics, None);
         let root = csi_proto::identity::Identity::of(["csid://prod/operator/root"]).unwrap();
         assert!(!config.grants.allow(&root, "default", crate::grants::May::Read));
     }
@@ -193,7 +208,8 @@ mod tests {
     #[test]
     fn unknown_key_or_bad_value_is_refused() {
         for (from, to) in [
-            ("cluster =", "metrics = \"127.0.0.1:9811\"\ncluster ="),
+            ("cluster =", "metrics = \"localhost\"\ncluster ="),
+            ("cluster =", "max-bytes = 1\ncluster ="),
             ("\"prod\"", "\"Prod\""),
             ("s1.example:7443", "s1.example"),
             ("s1.example:7443", ":7443"),

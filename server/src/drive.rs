@@ -28,6 +28,7 @@ use crate::cluster::{Cluster, meta_guard, node_guard};
 use crate::controllers::plugin_guard;
 use crate::failure::Result;
 use crate::forward::{Ended, Ready, START, read};
+use crate::metrics::{method_name, plugin_of};
 use crate::pace::{Awaited, Calls, Memory, Wish};
 use crate::records::{Around, TRIES, busy, stepped};
 use crate::rows::NodeState;
@@ -120,6 +121,11 @@ impl Driving {
 
     fn table(&self) -> MutexGuard<'_, HashMap<VolumeName, Place>> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the number of volumes that this server acts for now.
+    pub fn running(&self) -> usize {
+        self.table().values().filter(|place| matches!(place, Place::Runs { .. })).count()
     }
 
     fn away(&self) -> MutexGuard<'_, HashMap<String, Away>> {
@@ -454,9 +460,12 @@ impl Driving {
             guards.push(plugin_guard(&record.volume.plugin, around.plugin.as_ref()));
             after = ended(record, &effect, &around, &Ended::lost(&driver.host), None);
         }
+        let is_anothers = driver.server != self.cluster.presence.here()?.id;
         let unanswered = driver.call.map_or(driver.unanswered, |call| call.id);
         after.driver = Some(Driver { server: String::new(), call: None, unanswered, ..driver });
-        self.cluster.swap(record, after, guards).await?;
+        if self.cluster.swap(record, after, guards).await?.is_some() && is_anothers {
+            self.cluster.metrics.took_over();
+        }
         Ok(Turn::Again)
     }
 
@@ -530,10 +539,13 @@ impl Driving {
             return Sent::Not(Error::new(Kind::PluginUnavailable, text));
         };
         let limit = START + self.cluster.config.controller_time + LATER;
-        match tokio::time::timeout(limit, answer).await {
-            Ok(Ok(ended)) => Sent::Ended(ended),
-            Ok(Err(_)) | Err(_) => Sent::Lost,
-        }
+        let begun = Instant::now();
+        let ended = tokio::time::timeout(limit, answer).await.ok().and_then(|answer| answer.ok());
+        let Cluster { metrics, config, .. } = &*self.cluster;
+        let how = ended.as_ref().and_then(|ended| ended.how.as_ref());
+        let plugin = plugin_of(&config.grants, &message.plugin);
+        metrics.called(plugin, method_name(message.method.as_ref()), how, begun.elapsed());
+        ended.map_or(Sent::Lost, Sent::Ended)
     }
 
     /// Writes the outcome of a call, unless another server has taken over. `unanswered`: the call that the host may still run.

@@ -115,6 +115,12 @@ impl Grants {
         node.role == Role::Node && self.of(node).any(|grant| is_in(grant) && grant.may.iter().any(names))
     }
 
+    /// Returns whether some grant names the plugin's controller.
+    pub fn names_controller(&self, plugin: &str) -> bool {
+        let names = |word: &String| word.strip_prefix(CONTROLLER) == Some(plugin);
+        self.0.iter().any(|grant| grant.may.iter().any(names))
+    }
+
     /// Returns whether the identity may do this in some namespace.
     pub fn allow_anywhere(&self, identity: &Identity, may: May) -> bool {
         self.matching(identity, may).next().is_some()

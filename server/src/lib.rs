@@ -1,7 +1,8 @@
 //! A server of a cluster: nodes and operators ask it for claims of volumes, and etcd keeps them.
 //!
 //! `gate` is before all calls: `places` bounds those of one caller. `service` takes calls of nodes and operators, `admin` those of operators
-//! alone. `access` says who calls and what the grants allow, and `certificates` verifies callers. `stream` sends answers in pages. `claims` and `volumes` change records by csid's rules (`csid::volume::rules`); `records` is what both share,
+//! alone. `access` says who calls and what the grants allow, and `certificates` verifies callers. `stream` sends answers in pages.
+//! `metrics` counts, and `scrape` serves what is counted. `claims` and `volumes` change records by csid's rules (`csid::volume::rules`); `records` is what both share,
 //! and `lists` shows them. `drive` has controllers called, on the nodes that `controllers` knows; `forward` is such a call. `changes` begins
 //! creations, expansions and deletions, `provisioning` drives them, and `volume_calls` are their calls. `queue` has the claims that wait. `nodes` and
 //! `servers` have what operators see of the cluster itself, and change; `fence` ends the claims of a node that is off. `audit` finds what does not fit
@@ -34,6 +35,7 @@ mod grants;
 mod join;
 mod listen;
 mod lists;
+mod metrics;
 mod nodes;
 mod pace;
 mod places;
@@ -43,6 +45,7 @@ mod provisioning;
 mod queue;
 mod records;
 mod rows;
+mod scrape;
 mod servers;
 mod service;
 mod sessions;

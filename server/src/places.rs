@@ -10,7 +10,8 @@ use csi_proto::identity::{Identity, Role};
 use csid::{Error, Kind};
 use tokio::time::Instant;
 
-use crate::failure::Result;
+use crate::failure::{Result, ServerError};
+use crate::metrics::Metrics;
 
 /// What has a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -63,6 +64,7 @@ pub struct Places {
     table: Mutex<Table>,
     /// The limit of identities with a session.
     sessions: usize,
+    metrics: Metrics,
 }
 
 #[derive(Default)]
@@ -84,8 +86,8 @@ pub struct Place {
 
 impl Places {
     /// `sessions`: how many nodes have a session at the same time.
-    pub fn new(sessions: usize) -> Places {
-        Places { table: Mutex::default(), sessions }
+    pub fn new(sessions: usize, metrics: Metrics) -> Places {
+        Places { table: Mutex::default(), sessions, metrics }
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
@@ -99,7 +101,10 @@ impl Places {
         let mut table = self.lock();
         let own = table.of.get(&key).copied().unwrap_or(0);
         if own >= kind.of_identity() {
-            return Err(full(format!("{caller} has {own} {} at this server, its limit", kind.plural())));
+            return Err(self.full(
+                kind.plural(),
+                format!("{caller} has {own} {} at this server, its limit", kind.plural()),
+            ));
         }
         let all = table.all.get(&(is_operator, kind)).copied().unwrap_or(0);
         let (most, counts) = match kind {
@@ -111,13 +116,21 @@ impl Places {
             Kept::Audit => (AUDITS, true),
         };
         if counts && all >= most {
-            return Err(full(format!("this server has {all} {}, its limit", kind.plural())));
+            return Err(
+                self.full(kind.plural(), format!("this server has {all} {}, its limit", kind.plural()))
+            );
         }
         if counts {
             table.all.insert((is_operator, kind), all + 1);
         }
         table.of.insert(key.clone(), own + 1);
         Ok(Place { places: self.clone(), key, is_operator })
+    }
+
+    /// Returns the error of a limit.
+    fn full(&self, limit: &'static str, text: String) -> ServerError {
+        self.metrics.refused_by(limit);
+        Error::new(Kind::RateLimited, text).into()
     }
 
     /// Counts a Hello of a node, or refuses it.
@@ -129,18 +142,12 @@ impl Places {
         table.hellos.retain(|_, until| *until > now);
         let until = table.hellos.entry(caller.to_string()).or_insert(now);
         if *until + BETWEEN_HELLOS > now + window {
-            return Err(full(format!(
-                "{caller} has said {HELLOS} Hellos within {} s, its limit",
-                window.as_secs()
-            )));
+            let text = format!("{caller} has said {HELLOS} Hellos within {} s, its limit", window.as_secs());
+            return Err(self.full("hellos", text));
         }
         *until += BETWEEN_HELLOS;
         Ok(())
     }
-}
-
-fn full(text: String) -> crate::failure::ServerError {
-    Error::new(Kind::RateLimited, text).into()
 }
 
 impl Drop for Place {
@@ -167,16 +174,20 @@ mod tests {
         Identity { cluster: "prod".into(), role, name: name.into() }
     }
 
+    fn places(sessions: usize) -> Arc<Places> {
+        Arc::new(Places::new(sessions, Metrics::default()))
+    }
+
     fn kind(refused: Result<Place>) -> (Kind, bool) {
         match refused.err() {
-            Some(crate::failure::ServerError::Refused(error)) => (error.kind, error.details.retryable),
+            Some(ServerError::Refused(error)) => (error.kind, error.details.retryable),
             _ => panic!("the place was given"),
         }
     }
 
     #[test]
     fn identity_has_its_places_and_no_more() {
-        let places = Arc::new(Places::new(100));
+        let places = places(100);
         let (a, b) = (identity(Role::Node, "a"), identity(Role::Node, "b"));
         for of in Kept::ALL {
             let held: Vec<_> = (0..of.of_identity()).map(|_| places.enter(&a, of).unwrap()).collect();
@@ -191,7 +202,7 @@ mod tests {
 
     #[test]
     fn one_operator_leaves_lists_and_audits_to_others() {
-        let places = Arc::new(Places::new(100));
+        let places = places(100);
         for of in [Kept::List, Kept::Audit] {
             let mut held = Vec::new();
             while let Ok(place) = places.enter(&identity(Role::Operator, "a"), of) {
@@ -203,7 +214,7 @@ mod tests {
 
     #[test]
     fn lists_of_nodes_leave_those_of_operators_free() {
-        let places = Arc::new(Places::new(100));
+        let places = places(100);
         let lists = |role, of: usize| {
             let enter = |n| places.enter(&identity(role, &format!("n{n}")), Kept::List);
             (0..of).map(enter).collect::<Result<Vec<_>>>()
@@ -216,7 +227,7 @@ mod tests {
 
     #[test]
     fn node_with_a_session_joins_again_when_all_are_taken() {
-        let places = Arc::new(Places::new(2));
+        let places = places(2);
         let session = |name| places.enter(&identity(Role::Node, name), Kept::Session);
         let (a, b) = (session("a").unwrap(), session("b").unwrap());
         assert_eq!(kind(session("c")), (Kind::RateLimited, true));
@@ -230,7 +241,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn hellos_are_bounded_for_each_node() {
-        let places = Places::new(100);
+        let places = places(100);
         let (a, b) = (identity(Role::Node, "a"), identity(Role::Node, "b"));
         for n in 0..HELLOS {
             assert!(places.hello(&a).is_ok(), "{n}");

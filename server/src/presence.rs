@@ -7,6 +7,7 @@
 //!
 //! A lease says that a server is there. It never says what the server may do: each write compares the row.
 
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use csid::error::cut;
@@ -43,7 +44,19 @@ impl Here {
 
 /// Whether this server follows etcd. Copies share it.
 #[derive(Clone)]
-pub struct Presence(watch::Sender<Option<Here>>);
+pub struct Presence {
+    here: watch::Sender<Option<Here>>,
+    lag: Arc<Mutex<Lag>>,
+}
+
+/// How far this server is behind etcd.
+#[derive(Default)]
+struct Lag {
+    /// The time of the last beat that has come round.
+    last: Duration,
+    /// The beginning of the first beat since then. `None`: there is none.
+    since: Option<Instant>,
+}
 
 #[derive(Debug, thiserror::Error)]
 enum BeatError {
@@ -59,24 +72,47 @@ enum BeatError {
 
 impl Presence {
     pub fn new() -> Self {
-        Presence(watch::channel(None).0)
+        Presence { here: watch::channel(None).0, lag: Arc::default() }
+    }
+
+    fn lag_now(&self) -> MutexGuard<'_, Lag> {
+        self.lag.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns how long the last beat has taken to come round, or for how long one has not.
+    pub fn lag(&self) -> Duration {
+        let lag = self.lag_now();
+        lag.since.map_or(lag.last, |since| since.elapsed().max(lag.last))
+    }
+
+    /// Notes that a beat is written.
+    fn begin_beat(&self) {
+        self.lag_now().since.get_or_insert_with(Instant::now);
+    }
+
+    /// Notes that a beat has come round.
+    fn end_beat(&self) {
+        let mut lag = self.lag_now();
+        if let Some(since) = lag.since.take() {
+            lag.last = since.elapsed();
+        }
     }
 
     /// Returns this server's row, or an error while it does not follow etcd.
     pub fn here(&self) -> Result<Here> {
-        self.0
+        self.here
             .borrow()
             .clone()
             .ok_or_else(|| ServerError::Unavailable("this server does not follow etcd now".into()))
     }
 
     pub fn subscribe(&self) -> watch::Receiver<Option<Here>> {
-        self.0.subscribe()
+        self.here.subscribe()
     }
 
     /// Says that this server stops. Returns its row, if it has one.
     pub fn leave(&self) -> Option<Here> {
-        self.0.send_replace(None)
+        self.here.send_replace(None)
     }
 
     /// Keeps the lease and the row until the task is aborted. `seen` is called after each beat that has come round.
@@ -90,7 +126,7 @@ impl Presence {
                     tracing::warn!(error = %cut(&error.to_string(), 1024), "this server is not in etcd");
                 }
             }
-            self.0.send_replace(None);
+            self.here.send_replace(None);
             tokio::time::sleep(PAUSE).await;
         }
     }
@@ -98,6 +134,7 @@ impl Presence {
     /// Keeps one lease until it is lost.
     async fn once(&self, registry: &EtcdRegistry, row: &ServerRow, seen: &impl Fn()) -> BeatError {
         let store = registry.rows();
+        self.begin_beat();
         let begun = tokio::time::timeout(PATIENCE, begin(&store, registry, row)).await;
         let here = match begun {
             Ok(Ok(here)) => here,
@@ -105,18 +142,21 @@ impl Presence {
             Err(_) => return BeatError::Late,
         };
         tracing::info!(id = here.id, "this server is in etcd");
+        self.end_beat();
         let mut last = Instant::now();
-        self.0.send_replace(Some(here.clone()));
+        self.here.send_replace(Some(here.clone()));
         seen();
         let mut number = 0;
         loop {
             tokio::time::sleep(BEAT).await;
             number += 1;
+            self.begin_beat();
             let beat = beat(&store, registry, &here, ServerRow { beat: number, ..row.clone() });
             match tokio::time::timeout_at(last + PATIENCE, beat).await {
                 Ok(Ok(())) => {
+                    self.end_beat();
                     last = Instant::now();
-                    self.0.send_if_modified(|present| {
+                    self.here.send_if_modified(|present| {
                         let is_new = present.is_none();
                         *present = Some(here.clone());
                         is_new
@@ -128,7 +168,7 @@ impl Presence {
                     let error = late.unwrap_or(Err(BeatError::Late)).err();
                     tracing::warn!(error = error.map(|error| error.to_string()), "a beat has failed");
                     if last.elapsed() >= PATIENCE {
-                        self.0.send_replace(None);
+                        self.here.send_replace(None);
                         // The next try has its own time.
                         last = Instant::now();
                     }

@@ -10,6 +10,7 @@ use clap::{Parser, Subcommand};
 use csi_proto::cluster::v1::admin_server::AdminServer;
 use csi_proto::cluster::v1::cluster_server::ClusterServer;
 use csi_proto::identity::{Identity, Role};
+use csid::metrics;
 use csid_etcd::{EtcdConfig, EtcdRegistry, Expected, Guard, RowKey, Timing, Write, Written};
 use futures_util::FutureExt;
 use rustls::pki_types::CertificateDer;
@@ -30,6 +31,7 @@ use crate::listen;
 use crate::places::Places;
 use crate::presence::Presence;
 use crate::rows::{self, MetaRow, Mode, SCHEMA, ServerRow};
+use crate::scrape::Sources;
 use crate::service::{Service, end_if_over};
 use crate::sessions::Sessions;
 
@@ -179,6 +181,7 @@ async fn run(config: Config, keys: Keys) -> Result<()> {
         beat: 0,
         rest: Default::default(),
     };
+    let metrics = config.metrics;
     let (listen, most) = (config.listen, config.max_sessions + MORE_CONNECTIONS);
     let tls = ServerTlsConfig::new()
         .identity(tonic::transport::Identity::from_pem(&keys.certificate, &keys.key))
@@ -202,6 +205,10 @@ async fn run(config: Config, keys: Keys) -> Result<()> {
     cluster.meta().await.context("the cluster's row in etcd, which csid-server init makes")?;
     let sessions = Arc::new(Sessions::default());
     let listener = TcpListener::bind(listen).await.with_context(|| listen.to_string())?;
+    let of_metrics = match metrics {
+        Some(address) => Some(TcpListener::bind(address).await.with_context(|| address.to_string())?),
+        None => None,
+    };
 
     let present = tokio::spawn({
         let cluster = cluster.clone();
@@ -212,7 +219,12 @@ async fn run(config: Config, keys: Keys) -> Result<()> {
     let driving = Arc::new(Driving::new(cluster.clone(), sessions.clone()));
     let calling = tokio::spawn(driving.clone().run(volumes));
     let at_the_end = driving.clone();
-    let places = Arc::new(Places::new(cluster.config.max_sessions));
+    let counting = of_metrics.map(|listener| {
+        let (cluster, sessions, driving) = (cluster.clone(), sessions.clone(), driving.clone());
+        let sources = Sources { cluster, sessions, driving, counted: Arc::default() };
+        tokio::spawn(metrics::serve(metrics::Listener::Tcp(listener), sources))
+    });
+    let places = Arc::new(Places::new(cluster.config.max_sessions, cluster.metrics.clone()));
     let gate = GateLayer { cluster: cluster.clone(), places: places.clone() };
     let service = Service { cluster: cluster.clone(), sessions, driving, places };
     let of_operators = AdminServer::new(service.clone()).max_decoding_message_size(MESSAGE);
@@ -242,6 +254,9 @@ async fn run(config: Config, keys: Keys) -> Result<()> {
     notify(NotifyState::Stopping);
     tracing::info!("this server stops");
     asking.abort();
+    if let Some(counting) = counting {
+        counting.abort();
+    }
     ending.abort();
     calling.abort();
     // A call whose outcome is not written is unknown to the next server.

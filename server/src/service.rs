@@ -187,6 +187,7 @@ impl Service {
         let (welcome, joining) = match self.cluster.join(caller, &hello).await {
             Ok(Joined::Welcome(welcome, joining)) => (ToNode { is: Some(To::Welcome(*welcome)) }, joining),
             Ok(Joined::Refused(refused)) => {
+                self.cluster.metrics.refused_hello(&refused.reason);
                 tracing::warn!(node, reason = refused.reason, "a node was refused: {}", refused.message);
                 return drop(sender.try_send(Ok(ToNode { is: Some(To::Refused(refused)) })));
             }

@@ -61,8 +61,12 @@ impl Sessions {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn count(&self) -> usize {
-        self.lock().of.len()
+    /// Returns how many sessions are of nodes with a healthy controller, and how many of others.
+    pub fn roles(&self) -> [(&'static str, u64); 2] {
+        let table = self.lock();
+        let of = |has: bool| table.of.values().filter(|of| of.controllers.is_empty() != has).count();
+        [("node", of(false)), ("controller", of(true))]
+            .map(|(role, count)| (role, u64::try_from(count).unwrap_or(u64::MAX)))
     }
 
     pub fn has(&self, node: &str) -> bool {
@@ -214,7 +218,7 @@ mod tests {
         drop(first);
         assert!(sessions.has("n1"), "the drop of the earlier session removed the later one");
         drop(second);
-        assert_eq!(sessions.count(), 0);
+        assert!(sessions.nodes().is_empty());
     }
 
     #[tokio::test]
@@ -260,10 +264,12 @@ mod tests {
         let plugins = || HashMap::from([("p".to_owned(), true), ("no".to_owned(), false)]);
         assert!(sessions.set_controllers(&first, plugins()) && !sessions.set_controllers(&first, plugins()));
         assert_eq!(sessions.controllers("p"), ["n1"]);
+        assert_eq!(sessions.roles(), [("node", 0), ("controller", 1)]);
         assert!(sessions.all_controllers("q").is_empty() && sessions.controllers("no").is_empty());
         assert_eq!(sessions.all_controllers("no"), ["n1"]);
         let second = sessions.enter("n1", 2, mpsc::channel(1).0, ToNode::default());
         assert!(sessions.controllers("p").is_empty(), "a new session has reported nothing");
+        assert_eq!(sessions.roles(), [("node", 1), ("controller", 0)]);
         assert!(!sessions.set_controllers(&first, plugins()) && sessions.controllers("p").is_empty());
         drop(second);
     }

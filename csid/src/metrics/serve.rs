@@ -1,6 +1,7 @@
 //! The metrics' socket: HTTP, one question a connection, few at once and none for long.
 
 use std::convert::Infallible;
+use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +17,11 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::Semaphore;
 
-use super::Sources;
+/// What a program's metrics are read from.
+pub trait Scrape: Clone + Send + Sync + 'static {
+    /// Returns all metrics as text that ends with `# EOF`.
+    fn text(&self) -> impl Future<Output = Result<String, fmt::Error>> + Send;
+}
 
 const PATH: &str = "/metrics";
 const CONTENT: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -58,7 +63,7 @@ impl Listener {
 }
 
 /// Answers each connection, until this is dropped.
-pub async fn serve(listener: Listener, sources: Sources) {
+pub async fn serve(listener: Listener, sources: impl Scrape) {
     let places = Arc::new(Semaphore::new(AT_ONCE));
     loop {
         let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
@@ -79,7 +84,7 @@ pub async fn serve(listener: Listener, sources: Sources) {
     }
 }
 
-async fn connection(stream: Box<dyn Stream>, sources: Sources) -> hyper::Result<()> {
+async fn connection(stream: Box<dyn Stream>, sources: impl Scrape) -> hyper::Result<()> {
     let answer = service_fn(move |request: Request<Incoming>| {
         let sources = sources.clone();
         async move { Ok::<_, Infallible>(answer(&request, &sources).await) }
@@ -94,14 +99,14 @@ async fn connection(stream: Box<dyn Stream>, sources: Sources) -> hyper::Result<
         .await
 }
 
-async fn answer(request: &Request<Incoming>, sources: &Sources) -> Response<String> {
+async fn answer(request: &Request<Incoming>, sources: &impl Scrape) -> Response<String> {
     let plain = |status: StatusCode, text: &str| {
         let mut answer = Response::new(text.to_owned());
         *answer.status_mut() = status;
         answer
     };
     if request.uri().path() != PATH {
-        return plain(StatusCode::NOT_FOUND, "csid's metrics are at /metrics\n");
+        return plain(StatusCode::NOT_FOUND, "the metrics are at /metrics\n");
     }
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
         let mut answer = plain(StatusCode::METHOD_NOT_ALLOWED, "metrics are read\n");
@@ -116,7 +121,7 @@ async fn answer(request: &Request<Incoming>, sources: &Sources) -> Response<Stri
         }
         Err(error) => {
             tracing::error!(%error, "the metrics cannot be written");
-            plain(StatusCode::INTERNAL_SERVER_ERROR, "csid's log says why\n")
+            plain(StatusCode::INTERNAL_SERVER_ERROR, "the log says why\n")
         }
     }
 }

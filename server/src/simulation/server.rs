@@ -88,6 +88,7 @@ fn config(name: &str) -> Config {
         cluster: CLUSTER.to_owned(),
         listen: "127.0.0.1:1".parse().unwrap(),
         address: format!("{name}:7443"),
+        metrics: None,
         max_claims: 1000,
         max_sessions: 100,
         controller_time: CONTROLLER,
@@ -130,13 +131,9 @@ pub fn start(double: &Double, network: &Arc<Network>, server: usize) -> Arc<Runn
     };
     let sessions = Arc::new(Sessions::default());
     let driving = Arc::new(Driving::new(cluster.clone(), sessions.clone()));
-    let places = Arc::new(Places::new(cluster.config.max_sessions));
-    let service = Service {
-        cluster: cluster.clone(),
-        sessions: sessions.clone(),
-        driving: driving.clone(),
-        places,
-    };
+    let places = Arc::new(Places::new(cluster.config.max_sessions, cluster.metrics.clone()));
+    let service =
+        Service { cluster: cluster.clone(), sessions: sessions.clone(), driving: driving.clone(), places };
     let calls = ClusterServer::new(service.clone());
     let running = Arc::new(Running { service, calls, is_dead, tasks: Mutex::default() });
     running.spawn({

@@ -23,6 +23,7 @@ mod joins;
 mod lies;
 mod limits;
 mod lists;
+mod metrics;
 mod operator_failures;
 mod operators;
 mod program;
