@@ -31,9 +31,11 @@ impl Kept {
     const ALL: [Kept; 4] = [Kept::Call, Kept::Session, Kept::List, Kept::Audit];
 
     /// Returns the limit of one identity.
-    fn of_identity(self) -> usize {
+    fn of_identity(self, is_operator: bool) -> usize {
         match self {
             Kept::Call => 128,
+            // Several commands of one operator run at the same time.
+            Kept::List if is_operator => 8,
             // A session that is lost has its place for some seconds, and the node joins again meanwhile.
             Kept::Session | Kept::List => 4,
             Kept::Audit => 1,
@@ -56,8 +58,8 @@ const OPERATORS_LISTS: usize = 16;
 const AUDITS: usize = 2;
 
 /// The Hellos that a node may say at once, and the time in which it may say one more. Each may write to etcd.
-const HELLOS: u32 = 30;
-const BETWEEN_HELLOS: Duration = Duration::from_secs(1);
+const HELLOS: u32 = 300;
+const BETWEEN_HELLOS: Duration = Duration::from_millis(200);
 
 /// The places of all identities.
 pub struct Places {
@@ -78,7 +80,7 @@ struct Table {
 }
 
 /// A place. Its drop frees it.
-pub struct Place {
+pub struct HeldPlace {
     places: Arc<Places>,
     key: (String, Kept),
     is_operator: bool,
@@ -95,12 +97,12 @@ impl Places {
     }
 
     /// Takes a place, or refuses the caller.
-    pub fn enter(self: &Arc<Self>, caller: &Identity, kind: Kept) -> Result<Place> {
+    pub fn enter(self: &Arc<Self>, caller: &Identity, kind: Kept) -> Result<HeldPlace> {
         let is_operator = caller.role == Role::Operator;
         let key = (caller.to_string(), kind);
         let mut table = self.lock();
         let own = table.of.get(&key).copied().unwrap_or(0);
-        if own >= kind.of_identity() {
+        if own >= kind.of_identity(is_operator) {
             return Err(self.full(
                 kind.plural(),
                 format!("{caller} has {own} {} at this server, its limit", kind.plural()),
@@ -124,7 +126,7 @@ impl Places {
             table.all.insert((is_operator, kind), all + 1);
         }
         table.of.insert(key.clone(), own + 1);
-        Ok(Place { places: self.clone(), key, is_operator })
+        Ok(HeldPlace { places: self.clone(), key, is_operator })
     }
 
     /// Returns the error of a limit.
@@ -150,7 +152,7 @@ impl Places {
     }
 }
 
-impl Drop for Place {
+impl Drop for HeldPlace {
     fn drop(&mut self) {
         let mut table = self.places.lock();
         let left = table.of.get(&self.key).map_or(0, |count| count.saturating_sub(1));
@@ -178,7 +180,7 @@ mod tests {
         Arc::new(Places::new(sessions, Metrics::default()))
     }
 
-    fn kind(refused: Result<Place>) -> (Kind, bool) {
+    fn kind(refused: Result<HeldPlace>) -> (Kind, bool) {
         match refused.err() {
             Some(ServerError::Refused(error)) => (error.kind, error.details.retryable),
             _ => panic!("the place was given"),
@@ -190,7 +192,7 @@ mod tests {
         let places = places(100);
         let (a, b) = (identity(Role::Node, "a"), identity(Role::Node, "b"));
         for of in Kept::ALL {
-            let held: Vec<_> = (0..of.of_identity()).map(|_| places.enter(&a, of).unwrap()).collect();
+            let held: Vec<_> = (0..of.of_identity(false)).map(|_| places.enter(&a, of).unwrap()).collect();
             assert_eq!(kind(places.enter(&a, of)), (Kind::RateLimited, true));
             assert!(places.enter(&b, of).is_ok(), "{of:?}: a keeps b out");
             assert!(places.enter(&identity(Role::Operator, "a"), of).is_ok(), "{of:?}: the role counts");

@@ -24,7 +24,7 @@ use crate::failure::{Result, ServerError};
 use crate::grants::May;
 use crate::join::{Joined, Joining};
 use crate::lists::Page;
-use crate::places::{Kept, Place, Places};
+use crate::places::{HeldPlace, Kept, Places};
 use crate::sessions::{Entered, Outgoing, Sessions, WAITING};
 use crate::stream::{self, Answers};
 
@@ -177,7 +177,7 @@ impl Service {
         caller: &Identity,
         mut incoming: Streaming<FromNode>,
         sender: mpsc::Sender<Outgoing>,
-        place: Place,
+        place: HeldPlace,
     ) {
         let node = &caller.name;
         let hello = match hello(&mut incoming).await {

@@ -35,7 +35,7 @@ async fn check_config_names_the_wrong_line() {
     for (from, to, due) in [
         ("\"release-others\"", "\"releases\"", "unknown word: Some(\"releases\")"),
         ("who = \"node/joins\"", "who = \"joins\"", "neither node/NAME nor operator/NAME: \"joins\""),
-        ("cluster = \"prod\"", "cluster = \"prod\"\nmetrics = \"x\"", "unknown field `metrics`"),
+        ("cluster = \"prod\"", "cluster = \"prod\"\nmetric = \"x\"", "unknown field `metric`"),
     ] {
         fs::write(&config, text.replacen(from, to, 1)).unwrap();
         let (good, said) = site.run_server(0, &["check-config"]);
