@@ -12,6 +12,7 @@ use crate::keys::{Keys, PAST, Part};
 use crate::limits::{self, check};
 use crate::operations::{delete, delete_range, get, has_revision, is_absent, put};
 use crate::rest;
+use crate::rows::{Write, operation};
 use crate::stored::{Head, Stored};
 use crate::wire::{RequestOp, TxnRequest};
 
@@ -61,13 +62,14 @@ pub(crate) struct Change {
 
 impl Change {
     /// Makes the transaction of a swap. If a comparison fails, the answer has the head. It also has the key of the plugin's volume
-    /// if the transaction would write that key. The keys of the guards come last.
+    /// if the transaction would write that key. The keys of the guards come last. `writes`: rows that it writes, too.
     pub fn of(
         keys: &Keys,
         swap: &Swap,
         found: Before,
         id: String,
         guards: &[Guard],
+        writes: &[Write],
     ) -> Result<Change, EtcdError> {
         let Swap { before, after, past, .. } = swap;
         let name = &before.name;
@@ -115,6 +117,9 @@ impl Change {
         for guard in guards {
             txn.compare.push(guard.compare(keys));
             txn.failure.push(get(keys.row(&guard.key)));
+        }
+        for write in writes {
+            txn.success.push(operation(keys, write)?);
         }
         let what = || format!("the change of the record {name} ({} past claims)", past.len());
         check(what, txn.success.len(), "operations", limits::OPERATIONS)?;
@@ -274,7 +279,7 @@ mod tests {
             stored.record = before.clone();
             let deletion = swap(&before, Record::none(name(&volume)));
             let found = Before::Present { stored, seen: 7 };
-            let change = Change::of(&keys, &deletion, found, "id".into(), &[]).unwrap();
+            let change = Change::of(&keys, &deletion, found, "id".into(), &[], &[]).unwrap();
             let put: Vec<_> = change
                 .txn
                 .success

@@ -31,6 +31,11 @@ pub enum RowKey {
         node: String,
         server: String,
     },
+    /// The count of a node's volumes of a plugin.
+    Used {
+        node: String,
+        plugin: String,
+    },
 }
 
 /// Rows that are read together.
@@ -48,6 +53,10 @@ pub enum Rows {
     AllSessions {
         node: String,
         server: String,
+    },
+    /// The counts of a node's volumes.
+    Used {
+        node: String,
     },
 }
 
@@ -89,12 +98,6 @@ impl Keys {
         self.below_folder(key, "ext/").is_some()
     }
 
-    /// Reads the key of the row that counts the volumes of a plugin on a node. `None`: it is another key.
-    pub fn read_used(&self, key: &[u8]) -> Option<(String, String)> {
-        let (node, plugin) = self.below_folder(key, "used/")?.split_once('/')?;
-        Some((text(node)?, text(plugin)?))
-    }
-
     fn below_folder<'a>(&self, key: &'a [u8], folder: &str) -> Option<&'a str> {
         std::str::from_utf8(key).ok()?.strip_prefix(&self.root)?.strip_prefix(folder)
     }
@@ -107,6 +110,7 @@ impl Keys {
             RowKey::Node(node) => format!("node/{}", segment(node)),
             RowKey::Plugin(plugin) => format!("plugin/{}", segment(plugin)),
             RowKey::Session { node, server } => format!("session/{}/{}", segment(node), segment(server)),
+            RowKey::Used { node, plugin } => format!("used/{}/{}", segment(node), segment(plugin)),
         };
         format!("{}{below}", self.root).into_bytes()
     }
@@ -116,6 +120,7 @@ impl Keys {
         match of {
             Rows::Servers => range(format!("{}server/", self.root)),
             Rows::Nodes { after } => self.after("node/", &segment(after)),
+            Rows::Used { node } => range(format!("{}used/{}/", self.root, segment(node))),
             Rows::Sessions { node } => range(format!("{}session/{}/", self.root, segment(node))),
             Rows::AllSessions { node, .. } if node.is_empty() => self.after("session/", ""),
             Rows::AllSessions { node, server } => {
@@ -143,6 +148,9 @@ impl Keys {
             ("plugin", Some(plugin), None) => Some(RowKey::Plugin(text(plugin)?)),
             ("session", Some(node), Some(server)) => {
                 Some(RowKey::Session { node: text(node)?, server: text(server)? })
+            }
+            ("used", Some(node), Some(plugin)) => {
+                Some(RowKey::Used { node: text(node)?, plugin: text(plugin)? })
             }
             _ => None,
         }
@@ -331,12 +339,12 @@ mod tests {
         let keys = Keys::new("/csid/");
         let external = keys.external(&VolumeKey::new("p", "x"));
         assert!(keys.is_external(&external) && !keys.is_external(&keys.row(&RowKey::Meta)));
-        let used = |key: &str| keys.read_used(key.as_bytes());
-        assert_eq!(used("/csid/v1/used/n%2E1/p"), Some(("n.1".into(), "p".into())));
-        assert_eq!(
-            (used("/csid/v1/used/n"), used("/csid/v1/used/n/p/x"), used("/csid/v1/meta")),
-            (None, None, None)
-        );
+        let used = |key: &str| keys.read_row(key.as_bytes());
+        let row = RowKey::Used { node: "n.1".into(), plugin: "p".into() };
+        assert_eq!(used("/csid/v1/used/n%2E1/p"), Some(row));
+        assert_eq!((used("/csid/v1/used/n"), used("/csid/v1/used/n/p/x")), (None, None));
+        let of_node = keys.rows(&Rows::Used { node: "n.1".into() });
+        assert!((of_node.0..of_node.1).contains(&b"/csid/v1/used/n%2E1/p".to_vec()));
         let (first, end) = keys.all();
         assert!((first..end).contains(&external));
     }

@@ -27,7 +27,7 @@ use crate::listing::{self, ClaimInList, ClaimsAfter, LeftOut, ListFilter, ListPa
 use crate::lists;
 use crate::members::{EtcdConfig, Timing};
 use crate::observe::Observe;
-use crate::rows::{RowStore, broken};
+use crate::rows::{RowStore, Write, broken};
 use crate::stored::{Head, Stored};
 use crate::walk::Walk;
 use crate::watcher;
@@ -137,9 +137,19 @@ impl EtcdRegistry {
 
     /// Changes a record as [`Registry::swap`] does, if the guards hold at the same moment.
     pub async fn swap_guarded(&self, swap: Swap, guards: Vec<Guard>) -> Result<Swapped, RegistryError> {
+        self.swap_with(swap, guards, Vec::new()).await
+    }
+
+    /// Does the same, and writes rows in the same transaction.
+    pub async fn swap_with(
+        &self,
+        swap: Swap,
+        guards: Vec<Guard>,
+        writes: Vec<Write>,
+    ) -> Result<Swapped, RegistryError> {
         let inner = self.inner.clone();
         // A caller that gives up withdraws nothing.
-        let swapped = tokio::spawn(async move { inner.swap(&swap, &guards).await });
+        let swapped = tokio::spawn(async move { inner.swap(&swap, &guards, &writes).await });
         swapped.await.unwrap_or_else(|error| Err(RegistryError::Ended(error.into())))
     }
 
@@ -161,6 +171,11 @@ impl EtcdRegistry {
     /// Returns the number of a node's claims that wait.
     pub async fn queued_of(&self, node: &str) -> Result<usize, EtcdError> {
         Ok(self.inner.volumes().await?.by_node.queued(node))
+    }
+
+    /// Returns the number of a plugin's volumes that a node holds, as far as volumes can be read.
+    pub async fn held_by(&self, plugin: &str, node: &str) -> Result<usize, EtcdError> {
+        Ok(self.inner.volumes().await?.held.of(plugin, node, 0).count)
     }
 
     /// Returns the revision that lists have.
@@ -231,7 +246,7 @@ impl Registry for EtcdRegistry {
     fn swap(&self, swap: Swap, events: Vec<NewEvent>) -> BoxFuture<'_, Result<u64, RegistryError>> {
         let inner = self.inner.clone();
         let swapped = async move {
-            let revision = match inner.swap(&swap, &[]).await? {
+            let revision = match inner.swap(&swap, &[], &[]).await? {
                 Swapped::Done(revision) => revision,
                 Swapped::Refused(_) => return Err(Conflict::Stale.into()),
             };
@@ -325,10 +340,10 @@ impl Inner {
         self.cache.at_least(self.written.load(Ordering::Acquire)).await
     }
 
-    async fn swap(&self, swap: &Swap, guards: &[Guard]) -> Result<Swapped, RegistryError> {
+    async fn swap(&self, swap: &Swap, guards: &[Guard], writes: &[Write]) -> Result<Swapped, RegistryError> {
         let found = self.before(swap).await?;
         let id = format!("{:016x}{:016x}", self.id, self.changes.fetch_add(1, Ordering::Relaxed));
-        let change = Change::of(&self.keys, swap, found, id, guards)?;
+        let change = Change::of(&self.keys, swap, found, id, guards, writes)?;
         let refused = |answers: &TxnResponse| {
             broken(&self.keys, guards, &answers.responses).map(|key| Ok(Swapped::Refused(key)))
         };

@@ -72,16 +72,8 @@ impl RowStore {
             txn.compare.push(guard.compare(&self.keys));
             txn.failure.push(get(self.keys.row(&guard.key)));
         }
-        for Write { key, value, lease } in writes {
-            let bytes = self.keys.row(&key);
-            check(|| format!("the row {key:?}"), value.as_ref().map_or(0, Vec::len), "bytes", limits::ROW)?;
-            txn.success.push(match value {
-                Some(value) => {
-                    let put = PutRequest { key: bytes, value, lease };
-                    RequestOp { request: Some(Request::RequestPut(put)) }
-                }
-                None => delete(bytes),
-            });
+        for write in &writes {
+            txn.success.push(operation(&self.keys, write)?);
         }
         match self.client.txn("write rows", &txn).await? {
             Decided::Committed { revision } => Ok(Written::Done { revision }),
@@ -111,6 +103,19 @@ impl RowStore {
     pub async fn revoke_lease(&self, lease: i64) -> Result<(), EtcdError> {
         self.client.revoke_lease(lease).await
     }
+}
+
+/// Returns the operation that writes a row.
+pub(crate) fn operation(keys: &Keys, Write { key, value, lease }: &Write) -> Result<RequestOp, EtcdError> {
+    let bytes = keys.row(key);
+    check(|| format!("the row {key:?}"), value.as_ref().map_or(0, Vec::len), "bytes", limits::ROW)?;
+    Ok(match value {
+        Some(value) => {
+            let put = PutRequest { key: bytes, value: value.clone(), lease: *lease };
+            RequestOp { request: Some(Request::RequestPut(put)) }
+        }
+        None => delete(bytes),
+    })
 }
 
 /// Returns the first guard that does not hold, by the answers to a transaction that was refused.

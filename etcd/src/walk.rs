@@ -35,6 +35,7 @@ pub enum Walked {
         name: String,
         node: String,
         plugin: String,
+        row: Row,
     },
     Volume(Box<WalkedVolume>),
 }
@@ -129,15 +130,18 @@ impl Walk {
             return ended;
         }
         let name = text(&kv.key);
-        if let Some(key) = self.keys.read_row(&kv.key) {
-            return Some(Walked::Row { key, name, row: row(kv) });
+        match self.keys.read_row(&kv.key) {
+            Some(RowKey::Used { node, plugin }) => {
+                return Some(Walked::Used { name, node, plugin, row: row(kv) });
+            }
+            Some(key) => return Some(Walked::Row { key, name, row: row(kv) }),
+            None => {}
         }
         if self.keys.is_external(&kv.key) {
             let of: Option<Named> = serde_json::from_slice(&kv.value).ok();
             return Some(Walked::External { name, of: of.map(VolumeName::from) });
         }
-        let (node, plugin) = self.keys.read_used(&kv.key)?;
-        Some(Walked::Used { name, node, plugin })
+        None
     }
 
     fn finish_volume(&mut self) -> Option<Walked> {

@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use crate::cluster::Cluster;
 use crate::failure::Result;
 use crate::nodes::SERVERS;
-use crate::rows::{MetaRow, NodeRow, PluginRow, ServerRow, SessionRow};
+use crate::rows::{MetaRow, NodeRow, PluginRow, ServerRow, SessionRow, UsedRow};
 
 /// The most findings of an audit.
 pub const FINDINGS: usize = 10_000;
@@ -28,10 +28,10 @@ struct Seen {
     external: HashMap<String, VolumeName>,
     /// Volumes that cannot be read. They are not judged by what is missing of them.
     unread: HashSet<VolumeName>,
-    /// The rows that count volumes: key, node, plugin.
-    used: Vec<(String, String, String)>,
-    /// The nodes and plugins of claims.
-    claimed: HashSet<(String, String)>,
+    /// The rows that count volumes: key, node, plugin, count.
+    used: Vec<(String, String, String, u64)>,
+    /// How many volumes nodes have, by node and plugin.
+    claimed: HashMap<(String, String), u64>,
     /// Volumes whose driver is a server without a row: the key, and the server.
     driven: Vec<(VolumeName, String, String)>,
     findings: Vec<Finding>,
@@ -57,7 +57,12 @@ impl Seen {
             Walked::Row { key, name, row } => self.row(key, &name, &row.value),
             Walked::External { name, of: Some(of) } => drop(self.external.insert(name, of)),
             Walked::External { name, of: None } => self.unreadable(name),
-            Walked::Used { name, node, plugin } => self.used.push((name, node, plugin)),
+            Walked::Used { name, node, plugin, row } => match serde_json::from_slice::<UsedRow>(&row.value) {
+                Ok(UsedRow { volumes: Some(volumes), .. }) => self.used.push((name, node, plugin, volumes)),
+                // A server counts them.
+                Ok(UsedRow { volumes: None, .. }) => {}
+                Err(_) => self.unreadable(name),
+            },
             Walked::Volume(volume) => self.volume(&volume),
         }
     }
@@ -65,6 +70,7 @@ impl Seen {
     fn row(&mut self, key: RowKey, name: &str, value: &[u8]) {
         let is_readable = match key {
             RowKey::Meta => is::<MetaRow>(value),
+            RowKey::Used { .. } => is::<UsedRow>(value),
             RowKey::Node(node) => {
                 self.nodes.insert(node);
                 is::<NodeRow>(value)
@@ -108,8 +114,13 @@ impl Seen {
         for key in &volume.unreadable {
             self.unreadable(key);
         }
+        let of_attachments = record.attachments.iter().map(|at| &at.node);
+        let nodes: BTreeSet<&String> =
+            record.claims.iter().map(|of| &of.node).chain(of_attachments).collect();
+        for node in nodes {
+            *self.claimed.entry((node.clone(), record.volume.plugin.clone())).or_default() += 1;
+        }
         for claim in record.claims.iter() {
-            self.claimed.insert((claim.node.clone(), record.volume.plugin.clone()));
             if !self.nodes.contains(&claim.node) {
                 let text = format!("the claim is of node {}, which has no row", claim.node);
                 self.find("claim-without-node", volume.claim(claim), text);
@@ -160,10 +171,20 @@ impl Seen {
             );
             self.find("external-id-without-volume", key, text);
         }
-        for (key, node, plugin) in std::mem::take(&mut self.used) {
-            if !self.claimed.contains(&(node.clone(), plugin.clone())) {
-                let text = format!("node {node} has no claim of a volume of plugin {plugin}");
-                self.find("used-without-claim", key, text);
+        for (key, node, plugin, count) in std::mem::take(&mut self.used) {
+            match self.claimed.get(&(node.clone(), plugin.clone())).copied().unwrap_or(0) {
+                has if has == count => {}
+                0 => {
+                    let text = format!("node {node} has no claim of a volume of plugin {plugin}");
+                    self.find("used-without-claim", key, text);
+                }
+                // What cannot be read may be a node's volume.
+                _ if !self.unread.is_empty() => {}
+                has => {
+                    let text =
+                        format!("node {node} has {has} volumes of plugin {plugin}, and the row has {count}");
+                    self.find("used-differs", key, text);
+                }
             }
         }
         let servers = std::mem::take(&mut self.servers);

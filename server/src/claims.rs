@@ -153,14 +153,23 @@ impl Cluster {
             return Err(Error::new(Kind::Cancelled, "the call was withdrawn").into());
         }
         let mut claims = around.claims(&record, node);
-        claims.ahead = queue::ahead(&record, entry, claim);
+        claims.ahead = self.in_the_way(&record, queue::ahead(&record, entry, claim)).await;
         let of_entry = entry.map_or_else(|| claim.clone(), |entry| Claim::clone(&entry.claim));
         let (after, next) = match rules::step(&claims, ClaimEvent::Claim(of_entry)) {
             Err(refusal) if queue::is_waited_for(&refusal) && wanted.is_waiting() => {
-                return self.enqueue(wanted, &record, guards, refusal).await;
+                let error = rules::refused(refusal, name, &claim.consumer);
+                return self.enqueue(wanted, &record, guards, error).await;
             }
             stepped => stepped.map_err(|refusal| rules::refused(refusal, name, &claim.consumer))?,
         };
+        if present.is_none()
+            && let Some(error) = self.refuse_limit(&record, node, &row.value).await?
+        {
+            return match wanted.is_waiting() {
+                true => self.enqueue(wanted, &record, guards, error).await,
+                false => Err(error.into()),
+            };
+        }
         let is_old = next != ClaimNext::Taken
             && (self.has_changed(node, &row).await? || self.has_changed_plugin(plugin, &around).await?);
         if is_old {

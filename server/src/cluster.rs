@@ -16,7 +16,7 @@ use crate::config::Config;
 use crate::failure::{Result, ServerError};
 use crate::metrics::Metrics;
 use crate::presence::Presence;
-use crate::rows::{self, MetaRow, Mode, NodeRow, NodeState, PluginRow, Read, SCHEMA};
+use crate::rows::{self, MetaRow, Mode, NodeRow, NodeState, PluginRow, Read, SCHEMA, UsedRow};
 
 /// The least time between two writes of a server that another machine wants to be a node.
 const BETWEEN_OTHERS: Duration = Duration::from_secs(10);
@@ -26,6 +26,8 @@ const KEPT: Duration = Duration::from_secs(60);
 const FAILURES: usize = 10_000;
 /// The most plugins without a row that are remembered.
 const PLUGINS: usize = 10_000;
+/// The same of counts of volumes.
+const USED: usize = 100_000;
 
 pub struct Cluster {
     pub config: Config,
@@ -74,6 +76,8 @@ struct Known {
     nodes: HashMap<String, Read<NodeRow>>,
     /// `None`: there was no row.
     plugins: HashMap<String, Option<Read<PluginRow>>>,
+    /// The same of counts, by node and plugin.
+    used: HashMap<(String, String), Option<Read<UsedRow>>>,
 }
 
 impl Cluster {
@@ -279,6 +283,35 @@ impl Cluster {
         Ok(row)
     }
 
+    /// Returns the count of a node's volumes of a plugin, perhaps an old one. `None`: there is none.
+    pub async fn used(&self, node: &str, plugin: &str) -> Result<Option<Read<UsedRow>>> {
+        if let Some(row) = self.known().used.get(&(node.to_owned(), plugin.to_owned())).cloned() {
+            return Ok(row);
+        }
+        self.used_now(node, plugin).await
+    }
+
+    /// Reads the count of a node's volumes of a plugin.
+    pub async fn used_now(&self, node: &str, plugin: &str) -> Result<Option<Read<UsedRow>>> {
+        let key = RowKey::Used { node: node.to_owned(), plugin: plugin.to_owned() };
+        let row = self.rows.read(&key).await?.map(|row| rows::read(&key, &row)).transpose()?;
+        self.know_used(node, plugin, row.clone());
+        Ok(row)
+    }
+
+    /// Remembers a count, unless a later one is known.
+    pub fn know_used(&self, node: &str, plugin: &str, row: Option<Read<UsedRow>>) {
+        let used = &mut self.known().used;
+        if used.len() >= USED {
+            used.clear();
+        }
+        let revision = |row: &Option<Read<UsedRow>>| row.as_ref().map_or(0, |row| row.revision);
+        let key = (node.to_owned(), plugin.to_owned());
+        if used.get(&key).is_none_or(|known| row.is_none() || revision(known) <= revision(&row)) {
+            used.insert(key, row);
+        }
+    }
+
     /// Reads a node's row again. Returns whether it has changed since it was read.
     pub async fn has_changed(&self, node: &str, row: &Read<NodeRow>) -> Result<bool> {
         Ok(self.node_now(node).await?.is_none_or(|now| now.revision != row.revision))
@@ -327,6 +360,9 @@ impl Cluster {
             RowKey::Meta => self.known().meta = None,
             RowKey::Node(node) => drop(self.known().nodes.remove(node)),
             RowKey::Plugin(plugin) => drop(self.known().plugins.remove(plugin)),
+            RowKey::Used { node, plugin } => {
+                self.known().used.remove(&(node.clone(), plugin.clone()));
+            }
             RowKey::Server(_) | RowKey::Session { .. } => {}
         }
     }

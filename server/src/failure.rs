@@ -74,6 +74,18 @@ impl From<csid::store::registry::RegistryError> for ServerError {
     }
 }
 
+impl From<ServerError> for csid::store::registry::RegistryError {
+    fn from(error: ServerError) -> Self {
+        use csid::store::registry::RegistryError;
+        match error {
+            ServerError::Etcd(error) => error.into(),
+            ServerError::Unavailable(text) => RegistryError::Unreachable(text.into()),
+            ServerError::Refused(error) | ServerError::Queued(error) => RegistryError::Failed(error.into()),
+            ServerError::Row(error) => RegistryError::Failed(error.into()),
+        }
+    }
+}
+
 impl From<ServerError> for Status {
     fn from(error: ServerError) -> Self {
         let (code, failure) = match error {

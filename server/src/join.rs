@@ -280,7 +280,8 @@ fn reported(present: &NodeRow, report: &Plugins) -> NodeRow {
             Attaches::Yes => Some(true),
             Attaches::No => Some(false),
         };
-        let mut after = NodePlugin { attaches, ..known };
+        let max_volumes = of.max_volumes.or(known.max_volumes);
+        let mut after = NodePlugin { attaches, max_volumes, ..known };
         if !of.node_id.is_empty() {
             let first = row.node_ids.entry(of.plugin.clone()).or_insert_with(|| of.node_id.clone());
             let is_first = *first == of.node_id;
@@ -308,6 +309,7 @@ mod tests {
             attaches: Attaches::No.into(),
             node_id: (*node_id).to_owned(),
             controller: false,
+            max_volumes: None,
         };
         Plugins { plugins: plugins.iter().map(one).collect() }
     }

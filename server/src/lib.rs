@@ -4,7 +4,7 @@
 //! alone. `access` says who calls and what the grants allow, and `certificates` verifies callers. `stream` sends answers in pages.
 //! `metrics` counts, and `scrape` serves what is counted. `claims` and `volumes` change records by csid's rules (`csid::volume::rules`); `records` is what both share,
 //! and `lists` shows them. `drive` has controllers called, on the nodes that `controllers` knows; `forward` is such a call. `changes` begins
-//! creations, expansions and deletions, `provisioning` drives them, and `volume_calls` are their calls. `queue` has the claims that wait. `nodes` and
+//! creations, expansions and deletions, `provisioning` drives them, and `volume_calls` are their calls. `queue` has the claims that wait, and `used` counts the volumes of nodes. `nodes` and
 //! `servers` have what operators see of the cluster itself, and change; `fence` ends the claims of a node that is off. `audit` finds what does not fit
 //! in etcd. `join` and `sessions` know the nodes that are there. `presence` is this server in
 //! etcd. `cluster` has what they share. Decisions 0007 and 0009 say what is built.
@@ -53,6 +53,7 @@ mod sessions;
 mod simulation;
 mod stream;
 mod time;
+mod used;
 mod view;
 mod volume_calls;
 mod volumes;

@@ -173,6 +173,7 @@ impl Cluster {
             return busy(format!("node {node} has {claims} claims that have not ended yet"));
         }
         self.while_here(self.drop_controllers(node, present)).await?;
+        self.while_here(self.drop_used(node, present)).await?;
         let tried = self.write_node(node, present, None).await?;
         if let Tried::Done = tried {
             tracing::warn!(%caller, node, "a node was forgotten");
@@ -272,7 +273,8 @@ fn shown(node: &str, row: &Read<NodeRow>, sessions: Vec<NodeSession>, claims: u6
             Some(false) => Attaches::No,
         };
         let node_id = of.node_id.clone().unwrap_or_default();
-        PluginReport { plugin: plugin.clone(), attaches: attaches.into(), node_id, controller: false }
+        let (plugin, attaches) = (plugin.clone(), attaches.into());
+        PluginReport { plugin, attaches, node_id, controller: false, max_volumes: of.max_volumes }
     });
     Shown {
         node: node.to_owned(),

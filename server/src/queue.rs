@@ -38,8 +38,8 @@ const ENTRIES: usize = 1024;
 const OF_NODE: usize = 32;
 /// The same of one caller, which may claim for many nodes.
 const OF_CALLER: usize = 256;
-/// The entries that one transaction ends at most: each is up to three operations of 100.
-const MOST: usize = 24;
+/// The entries that one transaction ends at most: each is up to four operations of 100.
+const MOST: usize = 20;
 /// The entries that a change looks at, from the front. Each is compared with those before it.
 const LOOKED: usize = 128;
 
@@ -104,7 +104,8 @@ impl Cluster {
         let ahead = ahead(&record, Some(entry), &entry.claim);
         match admit(&record, &ahead, &entry.claim) {
             Err(refusal) if is_waited_for(&refusal) && entry.claim.keeper == here.id => {
-                Ok(Some(place(&record, &entry.claim, ahead.len(), refusal)))
+                let error = rules::refused(refusal, &record.name, &entry.claim.consumer);
+                Ok(Some(place(&record, &entry.claim, ahead.len(), error)))
             }
             _ => Ok(None),
         }
@@ -116,7 +117,7 @@ impl Cluster {
         wanted: &Wanted<'_>,
         record: &Record,
         guards: Vec<Guard>,
-        refusal: ClaimRefusal,
+        error: Error,
     ) -> Result<Tried> {
         let here = self.presence.here()?;
         let Wanted { name, node, claim, .. } = wanted;
@@ -158,7 +159,7 @@ impl Cluster {
         drop(place_of_node);
         let Some(after) = after else { return Ok(Tried::Changed) };
         let id = self::entry(&after, &claim.call).map(|queued| queued.claim.id.clone());
-        Ok(Tried::Queued(QueuePlace { id: id.unwrap_or_default(), ..place(&after, claim, before, refusal) }))
+        Ok(Tried::Queued(QueuePlace { id: id.unwrap_or_default(), ..place(&after, claim, before, error) }))
     }
 
     /// Ends the entry of a call that was refused, as far as lists have it.
@@ -218,7 +219,13 @@ impl Cluster {
             if is_free && !present.contains_key(node) {
                 present.insert(node.clone(), self.has_sessions(node).await.unwrap_or(false));
             }
-            let taken = match is_free && present.get(node) == Some(&true) {
+            let may_have = is_free && present.get(node) == Some(&true);
+            if may_have && self.is_limited(&record, node).await {
+                // It waits for the end of another volume's claim. Nobody has to wait for that here.
+                left.push(queued);
+                continue;
+            }
+            let taken = match may_have {
                 true => self.grant(&record, &ahead, &queued.claim, guards).await,
                 false => Ok(None),
             };
@@ -240,6 +247,31 @@ impl Cluster {
         }
         record.queue = left;
         record
+    }
+
+    /// Returns whether a node has no place for the volume: as many of the plugin's as it may have.
+    async fn is_limited(&self, record: &Record, node: &str) -> bool {
+        match self.node(node).await {
+            Ok(Some(row)) => {
+                matches!(self.refuse_limit(record, node, &row.value).await, Ok(Some(_)))
+            }
+            Ok(None) | Err(_) => false,
+        }
+    }
+
+    /// Returns which claims that wait are in the way of a later one. Those that wait for another volume of their node are not.
+    pub(crate) async fn in_the_way(&self, record: &Record, ahead: Vec<Arc<Claim>>) -> Vec<Arc<Claim>> {
+        let mut limited: HashMap<String, bool> = HashMap::new();
+        let mut left = Vec::new();
+        for claim in ahead {
+            if !limited.contains_key(&claim.node) {
+                limited.insert(claim.node.clone(), self.is_limited(record, &claim.node).await);
+            }
+            if limited.get(&claim.node) == Some(&false) {
+                left.push(claim);
+            }
+        }
+        left
     }
 
     /// Returns a record with this claim, which waits, is admitted, and whose node has a session. `None`: it cannot be granted now.
@@ -423,8 +455,7 @@ impl Cluster {
 }
 
 /// Describes the place of a claim that waits.
-fn place(record: &Record, claim: &Claim, before: usize, refusal: ClaimRefusal) -> QueuePlace {
-    let mut error = rules::refused(refusal, &record.name, &claim.consumer);
+fn place(record: &Record, claim: &Claim, before: usize, mut error: Error) -> QueuePlace {
     error.message += &format!("; it waits, and {before} claims wait before it");
     QueuePlace { id: claim.id.clone(), error, revision: record.revision }
 }

@@ -103,17 +103,24 @@ impl Cluster {
         Ok(Around { node, plugin, has_controllers })
     }
 
-    /// Writes a record. `None`: it or a guarded row has changed since it was read.
+    /// Writes a record, and the counts of nodes' volumes with it. `None`: it or a guarded row has changed since it was read, or a node has
+    /// no place for the volume any more.
     pub async fn swap(
         &self,
         before: &Record,
         after: Record,
-        guards: Vec<Guard>,
+        mut guards: Vec<Guard>,
     ) -> Result<Option<Record>, RegistryError> {
+        let Some(mut counting) = self.count_used(before, &after).await? else { return Ok(None) };
+        guards.append(&mut counting.guards);
+        let writes = std::mem::take(&mut counting.writes);
         let past = rules::past(before, &after);
         let swap = Swap { before: before.clone(), after: after.clone(), past, durability: Durability::Disk };
-        match self.registry.swap_guarded(swap, guards).await {
-            Ok(Swapped::Done(revision)) => Ok(Some(Record { revision, ..after })),
+        match self.registry.swap_with(swap, guards, writes).await {
+            Ok(Swapped::Done(revision)) => {
+                self.has_counted(counting, revision).await;
+                Ok(Some(Record { revision, ..after }))
+            }
             Ok(Swapped::Refused(RowKey::Server(id))) if self.is_own(&id) => {
                 Err(RegistryError::Unreachable("this server's row in etcd is gone".into()))
             }

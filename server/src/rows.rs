@@ -198,6 +198,9 @@ pub struct NodePlugin {
     /// A name that is not the first one. It counts when an operator accepts the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub other_node_id: Option<String>,
+    /// How many of the plugin's volumes the node may have. 0: any number. `None`: the plugin has not said it yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_volumes: Option<u64>,
     #[serde(flatten)]
     pub rest: Map<String, Value>,
 }
@@ -209,6 +212,17 @@ pub struct PluginRow {
     /// Nodes with a grant for the plugin's controller, whose last report says that it attaches volumes.
     #[serde(default)]
     pub controllers: BTreeSet<String>,
+    #[serde(flatten)]
+    pub rest: Map<String, Value>,
+}
+
+/// The row that counts a node's volumes of a plugin.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct UsedRow {
+    /// `None`: they are being counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volumes: Option<u64>,
     #[serde(flatten)]
     pub rest: Map<String, Value>,
 }

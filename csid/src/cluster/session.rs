@@ -326,8 +326,14 @@ impl Session {
                 None => before.attaches(),
             };
             let node_id = Some(plugins.node_id(&view.id)).filter(|id| !id.is_empty());
+            // A plugin that has not been probed yet has no name of the node, either.
+            let max_volumes = match view.node_id.is_empty() {
+                true => before.max_volumes,
+                false => Some(u64::try_from(view.max_volumes).unwrap_or(0)),
+            };
             let report = PluginReport {
                 plugin: view.id.clone(),
+                max_volumes,
                 attaches: attaches.into(),
                 node_id: node_id.unwrap_or(before.node_id),
                 controller: permits.has(&view.id) && plugins.has_roots_controller(&view.id),

@@ -314,6 +314,7 @@ impl Host {
             },
             node_id: format!("id of {}", self.name),
             controller: plugin == "p" && self.is_controller,
+            max_volumes: None,
         });
         let plugins = Plugins { plugins: reports.into() };
         to_server.try_send(FromNode { is: Some(from_node::Is::Plugins(plugins)) }).ok()?;

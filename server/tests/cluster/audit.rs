@@ -73,7 +73,8 @@ async fn each_kind_of_misfit_is_found_by_its_key() {
     raw.put(&format!("{root}/vol/default/lacks/at/n7"), &attachment.to_string()).await;
     raw.put(&format!("{root}/vol/default/nohead/past/0"), &claim.to_string()).await;
     raw.put(&format!("{root}/vol/default/queued/queue/0001"), "{}").await;
-    raw.put(&format!("{root}/used/n1/q"), "1").await;
+    raw.put(&format!("{root}/used/n1/q"), "{\"volumes\":1}").await;
+    raw.put(&format!("{root}/used/n9/q"), CANARY).await;
     // Rows that are no volume's.
     let controllers = json!({ "controllers": ["n8"] });
     raw.put(&format!("{root}/plugin/p"), &controllers.to_string()).await;
@@ -114,6 +115,7 @@ async fn each_kind_of_misfit_is_found_by_its_key() {
         ("session-without-node", "/session/n5/s"),
         ("unreadable-value", "/ext/p/00fe"),
         ("unreadable-value", "/node/n6"),
+        ("unreadable-value", "/used/n9/q"),
         ("unreadable-value", "/vol/default/bad/head"),
         ("used-without-claim", "/used/n1/q"),
         ("volume-without-external-id", &lacks),

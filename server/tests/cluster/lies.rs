@@ -246,6 +246,18 @@ async fn lie_in_a_session_is_refused() {
         row.contains("\"attaches\":null")
     })
     .await;
+    // The greatest limit is one that is never reached.
+    let report = PluginReport { max_volumes: Some(u64::MAX), ..plugin("p") };
+    let report = from_node::Is::Plugins(Plugins { plugins: vec![report] });
+    session.to_server.send(FromNode { is: Some(report) }).await.unwrap();
+    eventually("the limit is written", async || {
+        let row = String::from_utf8(raw.below("/csid/v1/node/n1").await.remove(0).value).unwrap();
+        row.contains(&format!("\"max-volumes\":{}", u64::MAX))
+    })
+    .await;
+    site.register("data", "single-node-writer").await;
+    let claim = node.claim(0, "data").await.unwrap();
+    node.detached(0, "data", &claim).await.unwrap();
     session.report(Attaches::No).await;
     eventually("the session goes on", async || {
         let row = String::from_utf8(raw.below("/csid/v1/node/n1").await.remove(0).value).unwrap();

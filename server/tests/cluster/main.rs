@@ -29,3 +29,4 @@ mod operators;
 mod program;
 mod queue;
 mod site;
+mod used;

@@ -531,6 +531,7 @@ impl Session {
             attaches: Attaches::No.into(),
             node_id: node_id.into(),
             controller: false,
+            max_volumes: None,
         })
         .await;
     }
