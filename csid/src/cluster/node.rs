@@ -13,7 +13,7 @@ use tonic::transport::Channel;
 use crate::cluster::failure::unavailable;
 use crate::cluster::orders::CallOrders;
 use crate::cluster::permits::Permits;
-use crate::config::Cluster;
+use crate::config::{Cluster, OnFenced};
 use crate::error::Result;
 use crate::random;
 
@@ -87,6 +87,7 @@ pub struct Node {
     pub(super) boot: String,
     /// The controller calls that servers have sent.
     pub(super) orders: CallOrders,
+    pub(super) on_fenced: OnFenced,
     /// What this host does for others.
     pub(super) permits: Permits,
     /// The beginning of the names of calls that this journal makes in this boot. It shows neither the journal's ID nor the boot's.
@@ -119,6 +120,7 @@ impl Node {
             machine_id,
             boot: boot.to_owned(),
             orders: CallOrders::default(),
+            on_fenced: config.on_fenced,
             permits: Permits::new(config),
             calls: calls(journal_id, boot),
         }
