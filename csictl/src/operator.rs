@@ -12,4 +12,4 @@ pub mod rows;
 mod servers;
 
 pub use failure::OperatorError;
-pub use servers::{LeftOut, Servers};
+pub use servers::{ANSWER, LeftOut, Servers};

@@ -73,6 +73,8 @@ pub struct Cluster {
     /// Whether root may mount volumes that are not registered.
     #[serde(default)]
     pub inline: bool,
+    #[serde(default)]
+    pub on_fenced: OnFenced,
     /// The directory of csid-link's sockets, one for each server.
     #[serde(default = "link")]
     pub link: PathBuf,
@@ -85,6 +87,17 @@ pub struct Cluster {
     /// Those of `controllers` with which such a call may create, expand or delete volumes.
     #[serde(default)]
     pub controller_volumes: Vec<String>,
+}
+
+/// What a host does with the servers' volumes after the servers have refused it as fenced. It mounts none in either case.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnFenced {
+    /// It keeps what is mounted.
+    #[default]
+    Hold,
+    /// It unmounts what is not in use, and releases the claims.
+    Unmount,
 }
 
 /// The limits of `controllers`, which `controller-volumes` has, too, and of `controller-credentials`.
@@ -344,6 +357,17 @@ mod tests {
                 .unwrap_err()
                 .contains("65 entries")
         );
+    }
+
+    #[test]
+    fn fenced_host_holds_its_mounts_unless_it_says_otherwise() {
+        let cluster = |text: &str| {
+            let text = format!("node = \"db-1\"\n[cluster]\nname = \"prod\"\n{text}");
+            parse(&text).map(|config| config.cluster.unwrap().on_fenced).ok()
+        };
+        let of =
+            ["", "on-fenced = \"hold\"", "on-fenced = \"unmount\"", "on-fenced = \"reboot\""].map(cluster);
+        assert_eq!(of, [Some(OnFenced::Hold), Some(OnFenced::Hold), Some(OnFenced::Unmount), None]);
     }
 
     #[test]

@@ -10,11 +10,16 @@ use csi_proto::identity::is_member_name;
 use csid_etcd::EtcdTls;
 use serde::Deserialize;
 
+use crate::fence_command::FenceCommand;
 use crate::grants::{Grant, Grants};
 
 /// The least and the longest time that a plugin may have. With the time in which a call has to begin it is longer than a node's session
 /// with a server that stands still.
 const CONTROLLER_SECONDS: (u64, u64) = (10, 600);
+/// The least and the longest time that a fence command may take. The call of an operator takes longer.
+const FENCE_SECONDS: (u64, u64) = (1, 45);
+/// The least time after which a node that is away is fenced. A node that reboots, and one whose server has died, are back by then.
+const AWAY_SECONDS: u64 = 60;
 /// The limit of each file, in bytes.
 const FILE: u64 = 1024 * 1024;
 
@@ -33,6 +38,8 @@ struct File {
     #[serde(default = "controller_seconds")]
     controller_seconds: u64,
     etcd: EtcdSection,
+    #[serde(default)]
+    fence: FenceSection,
     #[serde(default, rename = "grant")]
     grants: Vec<Grant>,
 }
@@ -43,6 +50,14 @@ struct EtcdSection {
     endpoints: Vec<String>,
     #[serde(default = "prefix")]
     prefix: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct FenceSection {
+    command: Option<String>,
+    seconds: Option<u64>,
+    after_seconds: Option<u64>,
 }
 
 fn max_claims() -> usize {
@@ -78,7 +93,17 @@ pub struct Config {
     pub endpoints: Vec<String>,
     /// Begins and ends with a slash.
     pub prefix: String,
+    pub fence: Fencing,
     pub grants: Grants,
+}
+
+/// How nodes are fenced.
+#[derive(Debug, Default)]
+pub struct Fencing {
+    /// The command that switches a node's machine off. `None`: an operator's word is enough.
+    pub command: Option<FenceCommand>,
+    /// The time without a session after which a node with claims is fenced. `None`: an operator alone fences.
+    pub after: Option<Duration>,
 }
 
 impl Config {
@@ -98,6 +123,7 @@ impl Config {
             max_sessions,
             controller_seconds,
             etcd,
+            fence,
             grants,
         } = toml::from_str(text)?;
         ensure!(is_member_name(&cluster), "cluster is not a DNS name of at most 63 bytes: {cluster:?}");
@@ -121,6 +147,7 @@ impl Config {
             prefix.starts_with('/') && prefix.ends_with('/'),
             "etcd.prefix does not begin and end with a slash: {prefix:?}"
         );
+        let fence = fencing(fence)?;
         let grants = Grants::new(grants)?;
         Ok(Config {
             cluster,
@@ -132,9 +159,25 @@ impl Config {
             controller_time,
             endpoints,
             prefix,
+            fence,
             grants,
         })
     }
+}
+
+fn fencing(section: FenceSection) -> Result<Fencing> {
+    let FenceSection { command, seconds, after_seconds } = section;
+    let (least, most) = FENCE_SECONDS;
+    let time = seconds.unwrap_or(30);
+    ensure!((least..=most).contains(&time), "fence.seconds is not {least} to {most}: {time}");
+    let is_path = |command: &String| Path::new(command).is_absolute() && !command.contains('\0');
+    ensure!(command.iter().all(is_path), "fence.command is not an absolute path: {command:?}");
+    if let Some(after) = after_seconds {
+        ensure!(after >= AWAY_SECONDS, "fence.after-seconds is less than {AWAY_SECONDS}: {after}");
+        ensure!(command.is_some(), "fence.after-seconds is there, and fence.command is not");
+    }
+    let command = command.map(|program| FenceCommand::new(program, Duration::from_secs(time)));
+    Ok(Fencing { command, after: after_seconds.map(Duration::from_secs) })
 }
 
 /// Returns whether the endpoint is http:// and an address of this host.
@@ -221,6 +264,10 @@ mod tests {
             ("[etcd]\n", "controller-seconds = 601\n[etcd]\n"),
             ("[etcd]\n", "[etcd]\nprefix = \"csid\"\n"),
             ("[etcd]\n", "[etcd]\npassword = \"x\"\n"),
+            ("[etcd]\n", "[fence]\nafter-seconds = 600\n[etcd]\n"),
+            ("[etcd]\n", "[fence]\ncommand = \"/off\"\nafter-seconds = 59\n[etcd]\n"),
+            ("[etcd]\n", "[fence]\ncommand = \"/off\"\nseconds = 46\n[etcd]\n"),
+            ("[etcd]\n", "[fence]\ncommand = \"off\"\n[etcd]\n"),
         ] {
             let text = LEAST.replacen(from, to, 1);
             assert_ne!(text, LEAST);

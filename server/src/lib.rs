@@ -5,7 +5,8 @@
 //! `metrics` counts, and `scrape` serves what is counted. `claims` and `volumes` change records by csid's rules (`csid::volume::rules`); `records` is what both share,
 //! and `lists` shows them. `drive` has controllers called, on the nodes that `controllers` knows; `forward` is such a call. `changes` begins
 //! creations, expansions and deletions, `provisioning` drives them, and `volume_calls` are their calls. `queue` has the claims that wait, and `used` counts the volumes of nodes. `nodes` and
-//! `servers` have what operators see of the cluster itself, and change; `fence` ends the claims of a node that is off. `audit` finds what does not fit
+//! `servers` have what operators see of the cluster itself, and change; `fence` ends the claims of a node that is off,
+//! `fence_command` switches it off, and `away` does both after a time. `audit` finds what does not fit
 //! in etcd. `join` and `sessions` know the nodes that are there. `presence` is this server in
 //! etcd. `cluster` has what they share. Decisions 0007 and 0009 say what is built.
 //!
@@ -20,6 +21,7 @@ mod access;
 mod admin;
 mod asks;
 mod audit;
+mod away;
 mod certificates;
 mod changes;
 mod claims;
@@ -29,6 +31,7 @@ mod controllers;
 mod drive;
 mod failure;
 mod fence;
+mod fence_command;
 mod forward;
 mod gate;
 mod grants;

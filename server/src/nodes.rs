@@ -38,6 +38,15 @@ pub struct NodeList {
     sessions: Sessions,
 }
 
+/// A node as a server has found it.
+pub struct SeenNode {
+    pub node: String,
+    pub row: Read<NodeRow>,
+    pub has_session: bool,
+    /// It has claims. A fenced node: claims that have not ended yet.
+    pub holds: bool,
+}
+
 impl Cluster {
     /// Begins a list of the nodes after one. An empty name is before all nodes.
     pub async fn list_nodes(&self, after: String) -> Result<NodeList> {
@@ -87,22 +96,68 @@ impl Cluster {
         self.require_operator(caller, change.as_ref().map_or(May::Admit, grant_of))?;
         check_node(&node)?;
         let unknown = || Error::new(Kind::NotSupported, "this server does not know the change");
-        let change = change.ok_or_else(unknown)?;
-        check(&change)?;
+        self.change_node(caller, &node, &change.ok_or_else(unknown)?).await
+    }
+
+    /// Changes a node's row for an operator who may, or for this server.
+    pub async fn change_node(&self, caller: &Identity, node: &str, change: &Change) -> Result<()> {
+        check(change)?;
+        if let Change::Fence(ask) = change {
+            self.switch_off(caller, node, ask).await?;
+        }
         let mut open = false;
         for _ in 0..TRIES {
-            match self.try_set_node(caller, &node, &change).await {
+            match self.try_set_node(caller, node, change).await {
                 Ok(Tried::Done) => return Ok(()),
                 Ok(Tried::Again { open: now }) => open |= now,
-                Err(error) if open && error.is_unavailable() => return Err(uncertain(&node)),
+                Err(error) if open && error.is_unavailable() => return Err(uncertain(node)),
                 Err(error) => return Err(error),
             }
         }
         match open {
-            true => Err(uncertain(&node)),
+            true => Err(uncertain(node)),
             false => {
                 let text = format!("the row of node {node} changed {TRIES} times meanwhile");
                 Err(Error::new(Kind::Busy, text).into())
+            }
+        }
+    }
+
+    /// Has the administrators' command switch the machine of a node off before the node is fenced. Nothing is fenced without its success.
+    async fn switch_off(&self, caller: &Identity, node: &str, ask: &FenceAsk) -> Result<()> {
+        let present = self.while_here(self.node_now(node)).await?.ok_or_else(|| not_joined(node))?;
+        if present.value.is_fenced() {
+            return Ok(());
+        }
+        is_as_seen(node, &present, ask.revision)?;
+        let Some(command) = self.config.fence.command.as_ref().filter(|_| !ask.by_hand) else {
+            return Ok(());
+        };
+        tracing::warn!(%caller, node, "the command that fences begins");
+        // Another server may reach the machine's power.
+        let failed = |why| ServerError::Unavailable(format!("node {node} is not fenced: {why}"));
+        command.run(node).await.map_err(failed)
+    }
+
+    /// Returns all nodes, as they are now.
+    pub async fn seen_nodes(&self) -> Result<Vec<SeenNode>> {
+        let sessions = self.all_sessions().await?;
+        let (mut after, mut seen) = (String::new(), Vec::new());
+        loop {
+            let found = self.rows.list(&Rows::Nodes { after: after.clone() }, NODES).await?;
+            for (key, row) in &found {
+                let RowKey::Node(node) = key else { continue };
+                let row: Read<NodeRow> = rows::read(key, row)?;
+                after.clone_from(node);
+                let holds = match row.value.is_fenced() {
+                    true => self.held_claims(node, row.revision).await? > 0,
+                    false => self.count_claims(node).await? > 0,
+                };
+                let has_session = sessions.contains_key(node);
+                seen.push(SeenNode { node: node.clone(), row, has_session, holds });
+            }
+            if found.is_empty() {
+                return Ok(seen);
             }
         }
     }
@@ -591,7 +646,7 @@ mod tests {
 
     #[test]
     fn fence_of_an_old_row_is_refused() {
-        let ask = |revision| FenceAsk { reason: "dead".into(), revision };
+        let ask = |revision| FenceAsk { reason: "dead".into(), revision, by_hand: false };
         let old = fenced("n", &row(NodeState::Ready), &ask(6), &operator());
         assert!(matches!(old, Err(ServerError::Refused(error)) if error.kind == Kind::Busy));
         assert!(check(&Change::Fence(ask(0))).is_err() && check(&Change::Fence(ask(1))).is_ok());

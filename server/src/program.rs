@@ -22,6 +22,7 @@ use tokio::sync::{mpsc, oneshot};
 use tonic::transport::{Certificate, Server, ServerTlsConfig};
 use tracing_subscriber::EnvFilter;
 
+use crate::away::fence_away;
 use crate::certificates::Certificates;
 use crate::cluster::{Cluster, check};
 use crate::config::{Config, Keys, credentials};
@@ -197,6 +198,7 @@ async fn run(config: Config, keys: Keys) -> Result<()> {
         .http2_keepalive_timeout(Some(PING))
         .http2_max_header_list_size(HEADERS);
 
+    let name = row.name.clone();
     let registry = registry(&config, &keys)?;
     let certificates = Certificates::new(&keys.ca)?;
     drop(keys);
@@ -216,6 +218,7 @@ async fn run(config: Config, keys: Keys) -> Result<()> {
     });
     let asking = tokio::spawn(ask_for_releases(cluster.clone(), sessions.clone()));
     let ending = tokio::spawn(end_sessions(cluster.clone(), sessions.clone()));
+    let fencing = tokio::spawn(fence_away(cluster.clone(), name));
     let driving = Arc::new(Driving::new(cluster.clone(), sessions.clone()));
     let calling = tokio::spawn(driving.clone().run(volumes));
     let at_the_end = driving.clone();
@@ -258,6 +261,7 @@ async fn run(config: Config, keys: Keys) -> Result<()> {
         counting.abort();
     }
     ending.abort();
+    fencing.abort();
     calling.abort();
     // A call whose outcome is not written is unknown to the next server.
     if tokio::time::timeout(LAST_CALLS, at_the_end.stop()).await.is_err() {

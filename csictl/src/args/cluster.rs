@@ -74,6 +74,9 @@ pub struct Fence {
     /// Why, for `csictl node show`; at most 256 bytes. A node that is fenced keeps its reason
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
+    /// Do not run the servers' command that switches the machine off (`[fence]` in csid-server.toml): it is off already
+    #[arg(long)]
+    pub without_command: bool,
     /// Do not ask: the node's name again
     #[arg(long, value_name = "NODE")]
     pub confirm: Option<String>,

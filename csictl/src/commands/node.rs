@@ -1,5 +1,7 @@
 //! The commands about a cluster's nodes. Operators ask the cluster's servers.
 
+use std::time::Duration;
+
 use csi_proto::cluster::v1::admin_client::AdminClient;
 use csi_proto::cluster::v1::node_change::Change;
 use csi_proto::cluster::v1::{
@@ -11,10 +13,12 @@ use super::common::confirmed_by;
 use crate::{
     args::{self, Node},
     hints::Tried,
-    operator::Servers,
+    operator::{ANSWER, Servers},
     output::{self, plain, print, print_json},
 };
 
+/// How long csictl waits for a fence. The server's command may take 45 s, and the server gives up after 70 s.
+const FENCE: Duration = Duration::from_secs(68);
 /// The state of a node that is blocked.
 const BLOCKED: &str = "blocked";
 
@@ -94,11 +98,21 @@ async fn show(servers: &Servers, node: &str) -> anyhow::Result<NodeRow> {
         .await
 }
 
-/// Changes a node. The change again is the same, so the next server may be asked for it.
 async fn set(servers: &Servers, node: &str, what: &str, change: Change) -> anyhow::Result<NodeRow> {
+    set_within(ANSWER, servers, node, what, change).await
+}
+
+/// Changes a node. The change again is the same, so the next server may be asked for it.
+async fn set_within(
+    limit: Duration,
+    servers: &Servers,
+    node: &str,
+    what: &str,
+    change: Change,
+) -> anyhow::Result<NodeRow> {
     let ask = NodeChange { node: node.to_owned(), change: Some(change) };
     servers
-        .call(Some(what), async |channel| {
+        .call_within(limit, Some(what), async |channel| {
             Ok(AdminClient::new(channel).set_node(ask.clone()).await?.into_inner())
         })
         .await
@@ -111,7 +125,7 @@ fn changed(row: &NodeRow, json: bool) -> std::io::Result<()> {
 
 /// Fences the node as the operator has seen it. A machine that has rebooted since is another one.
 async fn fence(servers: &Servers, args: args::Fence, json: bool, tried: &mut Tried) -> anyhow::Result<()> {
-    let args::Fence { node, reason, confirm } = args;
+    let args::Fence { node, reason, without_command, confirm } = args;
     about("node fence", &node, tried);
     let row = show(servers, &node).await?;
     let session = match row.sessions.is_empty() {
@@ -124,8 +138,8 @@ async fn fence(servers: &Servers, args: args::Fence, json: bool, tried: &mut Tri
         row.claims
     );
     confirmed_by("--confirm", &node, &confirm, &plain(&what))?;
-    let change = Change::Fence(FenceAsk { reason, revision: row.revision });
-    let row = set(servers, &node, &format!("fence node {node}"), change).await?;
+    let change = Change::Fence(FenceAsk { reason, revision: row.revision, by_hand: without_command });
+    let row = set_within(FENCE, servers, &node, &format!("fence node {node}"), change).await?;
     changed(&row, json)?;
     if row.claims > 0 {
         eprintln!(

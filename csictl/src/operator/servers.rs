@@ -17,7 +17,7 @@ use super::file;
 use crate::output::{json_line, plain};
 
 /// How long a server may take to answer a call, and to send the next page of a list. It gives up a call of its own after it was without etcd for 10 s.
-const ANSWER: Duration = Duration::from_secs(20);
+pub const ANSWER: Duration = Duration::from_secs(20);
 
 /// The servers of an operator's cluster.
 pub struct Servers {

@@ -292,6 +292,7 @@ mod tests {
         let config = Cluster {
             name: "prod".into(),
             inline: false,
+            on_fenced: Default::default(),
             link: "/run/csid-link".into(),
             controllers: vec!["p".into()],
             controller_credentials: vec!["csid.prod.*".into()],

@@ -14,7 +14,7 @@ use crate::cluster::failure::unavailable;
 use crate::cluster::orders::CallOrders;
 use crate::cluster::permits::Permits;
 use crate::cluster::quiet::Quiet;
-use crate::config::Cluster;
+use crate::config::{Cluster, OnFenced};
 use crate::error::Result;
 use crate::random;
 
@@ -88,6 +88,7 @@ pub struct Node {
     pub(super) boot: String,
     /// The controller calls that servers have sent.
     pub(super) orders: CallOrders,
+    pub(super) on_fenced: OnFenced,
     /// What this host does for others.
     pub(super) permits: Permits,
     /// The log lines of calls that are not made. A server may send many.
@@ -122,6 +123,7 @@ impl Node {
             machine_id,
             boot: boot.to_owned(),
             orders: CallOrders::default(),
+            on_fenced: config.on_fenced,
             permits: Permits::new(config),
             refusals: Quiet::default(),
             calls: calls(journal_id, boot),

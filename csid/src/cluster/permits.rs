@@ -102,6 +102,7 @@ mod tests {
         Permits::new(&Cluster {
             name: "prod".into(),
             inline: false,
+            on_fenced: Default::default(),
             link: "/run/csid-link".into(),
             controllers: owned(controllers),
             controller_credentials: owned(credentials),

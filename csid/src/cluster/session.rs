@@ -22,6 +22,7 @@ use crate::cluster::link;
 use crate::cluster::node::{CLAIMS, FENCED, Joined, Node, OWN_VOLUMES, SessionState};
 use crate::cluster::permits::{CALLS, Permits};
 use crate::cluster::reconcile::{EVERY, FIRST, spread};
+use crate::config::OnFenced;
 use crate::error::{Error, presentable};
 use crate::plugin::{ATTACHES, Plugins};
 use crate::random;
@@ -77,6 +78,7 @@ impl Node {
             self.own.notified().await;
         }
         let mut pause = Backoff::between(PAUSE.0, PAUSE.1);
+        let mut leaving = JoinSet::new();
         loop {
             let servers = link::servers(&self.link, &self.name);
             let mut why = match &servers {
@@ -105,6 +107,10 @@ impl Node {
                         refused = true;
                         if reason == FENCED {
                             self.fenced.store(true, Ordering::Release);
+                            while leaving.try_join_next().is_some() {}
+                            if self.on_fenced == OnFenced::Unmount && leaving.is_empty() {
+                                leaving.spawn(leave(volumes.clone()));
+                            }
                         }
                         self.become_state(SessionState::Refused { reason, message });
                     }
@@ -290,6 +296,13 @@ impl Node {
             }
             tokio::time::sleep(RELEASE).await;
         }
+    }
+}
+
+/// Gives up what a fenced host has of the servers' volumes. What is in use stays until the next refusal.
+async fn leave(volumes: Volumes) {
+    if let Err(error) = volumes.leave_servers().await {
+        tracing::warn!(%error, "this host is fenced, and does not give up all volumes of the servers yet");
     }
 }
 

@@ -94,6 +94,7 @@ fn config(name: &str) -> Config {
         controller_time: CONTROLLER,
         endpoints: Vec::new(),
         prefix: "/csid/".to_owned(),
+        fence: Default::default(),
         grants: Grants::new(grants).unwrap(),
     }
 }

@@ -107,7 +107,7 @@ async fn calls(channel: &Channel, node: &str, namespace: &str) -> BTreeMap<&'sta
         ),
         ("block", Some(Change::Block(BlockAsk::default()))),
         ("another change", None),
-        ("fence", Some(Change::Fence(FenceAsk { reason: String::new(), revision: 1 }))),
+        ("fence", Some(Change::Fence(FenceAsk { reason: String::new(), revision: 1, by_hand: false }))),
         ("drain", Some(Change::Drain(DrainAsk {}))),
         ("undrain", Some(Change::Undrain(UndrainAsk {}))),
         ("forget", Some(Change::Forget(ForgetAsk {}))),

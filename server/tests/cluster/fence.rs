@@ -1,5 +1,10 @@
 //! Nodes that are off by an operator's word, nodes that drain, and nodes that are forgotten.
 
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
 use csi_proto::cluster::v1::node_change::Change;
 use csi_proto::cluster::v1::{
     Attaches, BlockAsk, DrainAsk, FenceAsk, ForgetAsk, Hello, NodeAsk, NodeChange, NodeRow, UndrainAsk,
@@ -24,7 +29,8 @@ async fn show(site: &Site, node: &str) -> NodeRow {
 /// Fences a node, as an operator who has just looked at it.
 async fn fence(site: &Site, server: usize, node: &str) -> Result<NodeRow, Refusal> {
     let revision = show(site, node).await.revision;
-    set(site, server, node, Change::Fence(FenceAsk { reason: "no power".into(), revision })).await
+    set(site, server, node, Change::Fence(FenceAsk { reason: "no power".into(), revision, by_hand: false }))
+        .await
 }
 
 /// Says Hello, and returns the word of the refusal. `None`: the node has joined, and its session has ended.
@@ -116,6 +122,92 @@ async fn fence_names_the_row_that_the_operator_saw() {
     assert_eq!(unknown.unwrap_err().kind, "NotFound");
 }
 
+/// Writes a fence command that notes its node in a file, and then does what `text` says. Returns the keys of the configuration, and the file.
+fn command(directory: &Path, text: &str, keys: &str) -> (String, PathBuf) {
+    let [program, ran] = ["fence", "ran"].map(|name| directory.join(name));
+    fs::write(&program, format!("#!/bin/sh\necho \"$1\" >> {}\n{text}\n", ran.display())).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    (format!("[fence]\ncommand = {program:?}\n{keys}\n"), ran)
+}
+
+#[tokio::test]
+async fn fence_command_runs_before_the_fence() {
+    let directory = tempfile::tempdir().unwrap();
+    let allowed = directory.path().join("off");
+    let (keys, ran) = command(directory.path(), &format!("test -e {} || exit 7", allowed.display()), "");
+    let site = Site::start_with(2, &keys).await;
+    site.register("data", "single-node-writer").await;
+    let (node, other) = (site.node("n1"), site.node("n2"));
+    let (_session, _other) = (joined(&node).await, joined(&other).await);
+    node.claim(0, "data").await.unwrap();
+    let refusal = fence(&site, 0, "n1").await.unwrap_err();
+    assert_eq!(refusal.kind, "Unavailable", "{}", refusal.message);
+    assert!(refusal.message.ends_with("has exited with 7"), "{}", refusal.message);
+    assert_eq!(show(&site, "n1").await.state, "ready");
+    assert_eq!(other.claim(0, "data").await.unwrap_err().kind, "ClaimConflict");
+    // A row that the operator has not seen is refused before the command.
+    let old = Change::Fence(FenceAsk { reason: String::new(), revision: 1, by_hand: false });
+    assert_eq!(set(&site, 0, "n1", old).await.unwrap_err().kind, "Busy");
+    assert_eq!(fs::read_to_string(&ran).unwrap(), "n1\n");
+    fs::write(&allowed, "").unwrap();
+    assert_eq!(fence(&site, 1, "n1").await.unwrap().state, "fenced");
+    assert_eq!(fence(&site, 1, "n1").await.unwrap().claims, 0);
+    assert_eq!(fs::read_to_string(&ran).unwrap(), "n1\nn1\n", "a fenced node's machine is off already");
+    other.claim(0, "data").await.unwrap();
+}
+
+#[tokio::test]
+async fn operators_word_replaces_the_command() {
+    let directory = tempfile::tempdir().unwrap();
+    let (keys, ran) = command(directory.path(), "sleep 600", "seconds = 1");
+    let site = Site::start_with(1, &keys).await;
+    drop(joined(&site.node("n1")).await);
+    let refusal = fence(&site, 0, "n1").await.unwrap_err();
+    assert!(refusal.message.ends_with("has not ended in 1 s, and was killed"), "{}", refusal.message);
+    assert_eq!(show(&site, "n1").await.state, "ready");
+    let file = operator(&site, "all");
+    let said = csictl(&file, "node fence n1 --reason plug --without-command --confirm n1").await;
+    assert_eq!(said.code, Some(0), "{said:?}");
+    assert_eq!(show(&site, "n1").await.state, "fenced");
+    assert_eq!(fs::read_to_string(&ran).unwrap(), "n1\n");
+}
+
+/// It takes 60 s at least, the shortest time that the configuration allows.
+#[tokio::test]
+async fn node_away_for_its_time_is_fenced() {
+    let directory = tempfile::tempdir().unwrap();
+    let (keys, ran) = command(directory.path(), "", "after-seconds = 60");
+    let site = Site::start_with(2, &keys).await;
+    for volume in ["data", "more", "rest"] {
+        site.register(volume, "single-node-writer").await;
+    }
+    let nodes = ["n1", "n2", "n3"].map(|name| site.node(name));
+    let [first, second, third] = &nodes;
+    let [gone, _stays, _stays_too] = [joined(first).await, joined(second).await, joined(third).await];
+    first.claim(0, "data").await.unwrap();
+    second.claim(0, "more").await.unwrap();
+    third.claim(0, "rest").await.unwrap();
+    drop(gone);
+    let begun = Instant::now();
+    loop {
+        let row = show(&site, "n1").await;
+        if row.state == "fenced" && row.claims == 0 {
+            let fence = row.fence.unwrap();
+            assert!(fence.by.starts_with("server/s"), "{}", fence.by);
+            assert_eq!(fence.reason, "without a session for 60 s");
+            break;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(120), "{row:?}");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    assert!(begun.elapsed() >= Duration::from_secs(55), "{:?}", begun.elapsed());
+    assert_eq!(fs::read_to_string(&ran).unwrap(), "n1\n", "one server acts, once");
+    second.claim(0, "data").await.unwrap();
+    for name in ["n2", "n3"] {
+        assert_eq!(show(&site, name).await.state, "ready");
+    }
+}
+
 /// An operator who fences need not accept nodes, and the reverse.
 #[tokio::test]
 async fn fence_needs_its_own_grant() {
@@ -129,14 +221,8 @@ async fn fence_needs_its_own_grant() {
     assert_eq!(show(&site, "n1").await.state, "ready");
 }
 
-/// A server died after it had written the fence.
-#[tokio::test]
-async fn repeated_fence_ends_the_claims_that_are_left() {
-    let site = Site::start(1).await;
-    site.register("data", "single-node-writer").await;
-    let (node, other) = (site.node("n1"), site.node("n2"));
-    let _session = joined(&node).await;
-    node.claim(0, "data").await.unwrap();
+/// Writes the fence of n1 as a server does that dies then.
+async fn write_fence(site: &Site) {
     let mut raw = site.raw().await;
     let row = raw.below("/csid/v1/node/n1").await.remove(0);
     let mut value: serde_json::Value = serde_json::from_slice(&row.value).unwrap();
@@ -145,9 +231,34 @@ async fn repeated_fence_ends_the_claims_that_are_left() {
         "number": 4, "boot": "boot 1 of n1", "by": "operator/all", "reason": "", "since-usec": 1, "before": "ready",
     });
     raw.put("/csid/v1/node/n1", &value.to_string()).await;
+}
+
+/// A server died after it had written the fence.
+#[tokio::test]
+async fn repeated_fence_ends_the_claims_that_are_left() {
+    let site = Site::start(1).await;
+    site.register("data", "single-node-writer").await;
+    let (node, other) = (site.node("n1"), site.node("n2"));
+    let _session = joined(&node).await;
+    node.claim(0, "data").await.unwrap();
     assert_eq!(show(&site, "n1").await.claims, 1);
+    write_fence(&site).await;
     let row = fence(&site, 0, "n1").await.unwrap();
     assert_eq!((row.claims, row.fence.unwrap().number), (0, 4));
+    let _session = joined(&other).await;
+    other.claim(0, "data").await.unwrap();
+}
+
+#[tokio::test]
+async fn claims_that_a_fence_has_left_end_by_a_server() {
+    let site = Site::start(1).await;
+    site.register("data", "single-node-writer").await;
+    let (node, other) = (site.node("n1"), site.node("n2"));
+    let _session = joined(&node).await;
+    node.claim(0, "data").await.unwrap();
+    write_fence(&site).await;
+    eventually("the claim has ended", async || show(&site, "n1").await.claims == 0).await;
+    assert_eq!(show(&site, "n1").await.fence.unwrap().number, 4);
     let _session = joined(&other).await;
     other.claim(0, "data").await.unwrap();
 }

@@ -13,7 +13,7 @@ use crate::*;
 async fn fence(site: &Site, node: &str) {
     let mut admin = site.admin(0, "all");
     let revision = admin.node(NodeAsk { node: node.into() }).await.unwrap().into_inner().revision;
-    let change = Some(Change::Fence(FenceAsk { reason: "no answer".into(), revision }));
+    let change = Some(Change::Fence(FenceAsk { reason: "no answer".into(), revision, by_hand: false }));
     admin.set_node(NodeChange { node: node.into(), change }).await.unwrap();
 }
 
@@ -109,6 +109,40 @@ fn fenced_host_mounts_nothing_until_it_is_clean() {
         let (kind, _) = refusal(release(&client, "more", "web").await);
         assert_eq!(kind, Kind::Unavailable);
         joined(w).await;
+        mount_registered(&client, "data", "web").await.unwrap();
+        servers_have(&site, "data", &["n1/web"]).await;
+        unmount(&client, "data", "web").await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn fenced_host_gives_up_what_is_not_in_use() {
+    world(async |w| {
+        let site = one_server(&["data", "more", "open"]).await;
+        let node = site.node("n1");
+        w.add_plugin_and("p", &[], "").await;
+        w.configure(&format!("{}on-fenced = \"unmount\"\n", of_node("n1", node.run())));
+        let client = w.start().await;
+        healthy(&client, "p").await;
+        joined(w).await;
+        mount_registered(&client, "data", "web").await.unwrap();
+        claim(&client, "more", "web").await.unwrap();
+        let mounted = mount_registered(&client, "open", "web").await.unwrap();
+        let file = std::fs::File::create(format!("{}/file", mounted.source)).unwrap();
+        fence(&site, "n1").await;
+        fenced(w).await;
+        eventually("what is not in use is given up", async || {
+            let claims = claims(&client).await;
+            claims.len() == 1 && claims[0].volume == "open"
+        })
+        .await;
+        assert!(row(&client, "data", "web").await.is_none());
+        assert_eq!(row(&client, "open", "web").await.unwrap().state, "mounted");
+        assert!(!w.status().contains("joined"), "a mount is left: {}", w.status());
+        drop(file);
+        joined(w).await;
+        assert!(claims(&client).await.is_empty());
         mount_registered(&client, "data", "web").await.unwrap();
         servers_have(&site, "data", &["n1/web"]).await;
         unmount(&client, "data", "web").await.unwrap();

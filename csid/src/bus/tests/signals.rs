@@ -107,6 +107,7 @@ async fn change_of_the_clusters_state_is_signalled() {
     let config = crate::config::Cluster {
         name: "prod".into(),
         inline: false,
+        on_fenced: Default::default(),
         link: link.clone(),
         controllers: Default::default(),
         controller_credentials: Default::default(),

@@ -1,7 +1,9 @@
 //! What a node does when the servers of its cluster are there, or want something.
 
 use std::collections::BTreeSet;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt;
 
 use crate::error::{Error, Kind, Result};
 use crate::fault;
@@ -9,8 +11,11 @@ use crate::store::event_kind::EventKind;
 use crate::store::registry::{
     Claim, ClaimFilter, ClaimState, ListedClaim, Record, RecordFilter, Standing, VolumeName,
 };
+use crate::store::rows::MountKey;
 use crate::store::{Durability, MountFilter};
-use crate::volume::api::requests::{Authority, CreateRequest, Part, ReleaseRequest, VolumeRequest, Wait};
+use crate::volume::api::requests::{
+    Authority, CreateRequest, Force, Part, ReleaseRequest, UnmountRequest, Unmounting, VolumeRequest, Wait,
+};
 use crate::volume::api::views::VolumeView;
 use crate::volume::context::Context;
 use crate::volume::events::claim as claim_events;
@@ -22,6 +27,10 @@ use crate::volume::model::subject::{ClaimKey, Subject};
 use crate::volume::operation::message::Message;
 use crate::volume::operation::request::{ControllerRequest, OperationResponse};
 use crate::volume::servers::{ServerCreation, Servers};
+
+/// Mounts that a host gives up at the same time, and how long it waits for each.
+const LEFT_TOGETHER: usize = 16;
+const LEAVING: Duration = Duration::from_secs(30);
 
 impl Context {
     /// Refuses a call that is not done in a cluster. `what` is the call.
@@ -114,6 +123,53 @@ impl Volumes {
             .0
             .iter()
             .all(|listed| listed.claim.state == ClaimState::ControllerDetached))
+    }
+
+    /// Unmounts the servers' volumes, and releases their claims. A mount that is in use stays, and so does its claim. A mount whose server is
+    /// dead is detached. Returns the first failure after all were tried.
+    pub async fn leave_servers(&self) -> Result<()> {
+        self.shared.changeable()?;
+        let (claims, _) = self.own_claims().await?;
+        let held = claims.into_iter().filter(|of| of.claim.state != ClaimState::ControllerDetached);
+        let mut ended = futures_util::stream::iter(held)
+            .map(|of| self.leave(of.name, of.claim.consumer))
+            .buffer_unordered(LEFT_TOGETHER);
+        let mut failed = None;
+        while let Some(left) = ended.next().await {
+            failed = failed.or(left.err());
+        }
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// Unmounts all mounts of a consumer, and releases its claim.
+    async fn leave(&self, name: VolumeName, consumer: String) -> Result<()> {
+        let wait = || Wait { deadline: Some(Instant::now() + LEAVING), ..Wait::default() };
+        let VolumeName { namespace, volume } = name.clone();
+        let unmount = UnmountRequest {
+            key: MountKey { namespace, volume, consumer: consumer.clone(), tag: String::new() },
+            authority: Authority::Any(0),
+            all_tags: true,
+            how: Unmounting { force: Force::Dead, must_exist: false, once: true },
+            uncovered: None,
+            wait: wait(),
+        };
+        self.unmount(unmount).await?;
+        let release = ReleaseRequest {
+            name,
+            consumer,
+            authority: Authority::Any(0),
+            force: false,
+            node: None,
+            secrets: None,
+            credential: None,
+            id: None,
+            wait: wait(),
+        };
+        match self.release(release).await {
+            // The servers cannot be asked. The claim is released here.
+            Err(error) if error.kind == Kind::Unavailable => Ok(()),
+            released => released,
+        }
     }
 
     /// Returns this node's claims in the journal, and the index at which they were.

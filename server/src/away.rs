@@ -1,0 +1,193 @@
+//! Nodes that are away for too long are fenced, where the administrators want that. A fence whose claims have not all ended is ended.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use csi_proto::cluster::v1::FenceAsk;
+use csi_proto::cluster::v1::node_change::Change;
+use csi_proto::identity::{Identity, Role};
+use csid_etcd::{RowKey, Rows};
+use tokio::time::Instant;
+
+use crate::cluster::Cluster;
+use crate::failure::Result;
+use crate::nodes::{SERVERS, SeenNode};
+use crate::rows::NodeState;
+
+/// The time between two looks.
+const LOOK: Duration = Duration::from_secs(5);
+/// The time after a failed try.
+const AGAIN: Duration = Duration::from_secs(60);
+
+/// What this server has seen of the nodes that are away. Times are of this server's clock alone.
+#[derive(Default)]
+struct Away {
+    /// The first look that has found the node without a session since it had one.
+    since: HashMap<String, Instant>,
+    not_before: HashMap<String, Instant>,
+}
+
+impl Away {
+    /// Notes a look, and returns the node that is due: with claims, and away for so long.
+    fn due<'s>(&mut self, seen: &'s [SeenNode], after: Duration, now: Instant) -> Option<&'s SeenNode> {
+        let is_away = |seen: &&SeenNode| {
+            seen.holds
+                && !seen.has_session
+                && matches!(seen.row.value.state, NodeState::Ready | NodeState::Draining)
+        };
+        let away: Vec<&SeenNode> = seen.iter().filter(is_away).collect();
+        self.since.retain(|node, _| away.iter().any(|seen| seen.node == *node));
+        self.not_before.retain(|_, until| *until > now);
+        for seen in &away {
+            self.since.entry(seen.node.clone()).or_insert(now);
+        }
+        let is_due = |seen: &&&SeenNode| {
+            now.duration_since(self.since[&seen.node]) >= after && !self.not_before.contains_key(&seen.node)
+        };
+        let due = away.iter().find(is_due)?;
+        let users = seen.iter().filter(|seen| seen.holds).count();
+        if is_most(away.len(), users) {
+            let away = away.len();
+            tracing::error!(
+                away,
+                users,
+                "most nodes are away, so none is fenced: is the network between them and the servers down?"
+            );
+            return None;
+        }
+        Some(due)
+    }
+}
+
+/// Returns whether so many nodes are away that the servers themselves may be cut off. One node is never.
+fn is_most(away: usize, all: usize) -> bool {
+    away > 1 && away * 2 > all
+}
+
+/// Fences nodes that are away for too long, and ends claims that a fence has left, until the task is aborted. `name`: this server's.
+pub async fn fence_away(cluster: Arc<Cluster>, name: String) {
+    let server = Identity { cluster: cluster.config.cluster.clone(), role: Role::Server, name };
+    let mut away = Away::default();
+    loop {
+        tokio::time::sleep(LOOK).await;
+        // What was seen before a gap says nothing.
+        let Ok(here) = cluster.presence.here() else {
+            away = Away::default();
+            continue;
+        };
+        let looked = cluster.while_here(look(&cluster, &here.id)).await;
+        let (is_first, seen) = match looked {
+            Ok(looked) => looked,
+            Err(error) => {
+                tracing::warn!(%error, "the nodes cannot be looked at");
+                away = Away::default();
+                continue;
+            }
+        };
+        let due = cluster.config.fence.after.and_then(|after| away.due(&seen, after, Instant::now()));
+        // One server acts. The others have looked, too, and go on when it is gone.
+        if !is_first {
+            continue;
+        }
+        if let Some(due) = due
+            && let Err(error) = fence(&cluster, &server, due).await
+        {
+            tracing::error!(node = due.node, %error, "a node that is away for too long is not fenced");
+            away.not_before.insert(due.node.clone(), Instant::now() + AGAIN);
+        }
+        for left in seen.iter().filter(|seen| seen.holds && seen.row.value.is_fenced()) {
+            if let Err(error) = cluster.end_fenced(&server, &left.node).await {
+                tracing::warn!(node = left.node, %error, "the claims of a fenced node have not all ended");
+            }
+        }
+    }
+}
+
+/// Looks at all nodes. Returns whether this server is the one that acts, and the nodes.
+async fn look(cluster: &Cluster, id: &str) -> Result<(bool, Vec<SeenNode>)> {
+    cluster.normal().await?;
+    let servers = cluster.rows.list(&Rows::Servers, SERVERS).await?;
+    let first = servers.iter().filter_map(|(key, _)| match key {
+        RowKey::Server(id) => Some(id.as_str()),
+        _ => None,
+    });
+    let is_first = first.min() == Some(id);
+    let has_work = is_first || cluster.config.fence.after.is_some();
+    Ok((is_first, if has_work { cluster.seen_nodes().await? } else { Vec::new() }))
+}
+
+/// Fences a node whose command says that its machine is off.
+async fn fence(cluster: &Cluster, server: &Identity, seen: &SeenNode) -> Result<()> {
+    if cluster.while_here(cluster.has_sessions(&seen.node)).await? {
+        return Ok(());
+    }
+    let seconds = cluster.config.fence.after.unwrap_or_default().as_secs();
+    let reason = format!("without a session for {seconds} s");
+    let ask = FenceAsk { reason, revision: seen.row.revision, by_hand: false };
+    cluster.change_node(server, &seen.node, &Change::Fence(ask)).await?;
+    cluster.end_fenced(server, &seen.node).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rows::{NodeRow, Read};
+
+    const AFTER: Duration = Duration::from_secs(60);
+
+    fn node(name: &str, state: NodeState, has_session: bool) -> SeenNode {
+        let value = NodeRow { state, ..NodeRow::new("j", "m", "b") };
+        SeenNode { node: name.into(), row: Read { value, revision: 7 }, has_session, holds: true }
+    }
+
+    fn due(away: &mut Away, seen: &[SeenNode], now: Instant) -> Option<String> {
+        away.due(seen, AFTER, now).map(|seen| seen.node.clone())
+    }
+
+    /// n1 as given, and two nodes that are there.
+    fn with(first: SeenNode) -> Vec<SeenNode> {
+        vec![first, node("n2", NodeState::Ready, true), node("n3", NodeState::Ready, true)]
+    }
+
+    #[test]
+    fn node_is_due_after_its_time_without_a_session() {
+        let (begun, mut away) = (Instant::now(), Away::default());
+        let gone = || with(node("n1", NodeState::Ready, false));
+        assert_eq!(due(&mut away, &gone(), begun), None);
+        assert_eq!(due(&mut away, &gone(), begun + AFTER / 2), None);
+        assert_eq!(due(&mut away, &gone(), begun + AFTER), Some("n1".into()));
+        // It has come back for a moment.
+        assert_eq!(due(&mut away, &with(node("n1", NodeState::Ready, true)), begun + AFTER), None);
+        assert_eq!(due(&mut away, &gone(), begun + AFTER), None, "its time begins again");
+        assert_eq!(due(&mut away, &gone(), begun + 2 * AFTER), Some("n1".into()));
+        away.not_before.insert("n1".into(), begun + 3 * AFTER);
+        assert_eq!(due(&mut away, &gone(), begun + 2 * AFTER), None, "a try has failed");
+        assert_eq!(due(&mut away, &gone(), begun + 3 * AFTER), Some("n1".into()));
+    }
+
+    #[test]
+    fn node_without_use_or_fenced_is_never_due() {
+        let begun = Instant::now();
+        for state in [NodeState::Fenced, NodeState::Blocked] {
+            let (mut away, seen) = (Away::default(), with(node("n1", state, false)));
+            assert_eq!([begun, begun + 2 * AFTER].map(|now| due(&mut away, &seen, now)), [None, None]);
+        }
+        let idle = SeenNode { holds: false, ..node("n1", NodeState::Ready, false) };
+        let (mut away, seen) = (Away::default(), with(idle));
+        assert_eq!([begun, begun + 2 * AFTER].map(|now| due(&mut away, &seen, now)), [None, None]);
+    }
+
+    #[test]
+    fn most_nodes_away_means_none_is_due() {
+        let (begun, mut away) = (Instant::now(), Away::default());
+        let mut seen: Vec<SeenNode> =
+            ["n1", "n2", "n3"].map(|name| node(name, NodeState::Ready, false)).into();
+        assert_eq!([begun, begun + AFTER].map(|now| due(&mut away, &seen, now)), [None, None]);
+        for name in ["n4", "n5", "n6"] {
+            seen.push(node(name, NodeState::Ready, true));
+        }
+        assert_eq!(due(&mut away, &seen, begun + AFTER), Some("n1".into()), "half of them is not most");
+        assert!(!is_most(1, 1) && is_most(2, 2) && is_most(2, 3) && !is_most(2, 4));
+    }
+}
