@@ -73,7 +73,7 @@ impl Bench {
         self.site.start_servers()?;
         let callers = CALLERS.min(self.args.nodes());
         self.fleet.join(callers, &ALL).await?;
-        let names = Arc::new(self.free((BEFORE + AFTER).as_secs() as usize * 1000).await?);
+        let names = Arc::new(self.free(callers, BEFORE + AFTER).await?);
         let (nodes, next) = (Arc::new(self.fleet.nodes.clone()), AtomicUsize::new(0));
         let claiming = tokio::spawn(load::run(callers, BEFORE + AFTER, move |caller| {
             let node = Arc::clone(&nodes[caller]);

@@ -24,7 +24,7 @@ use crate::site::Site;
 /// The pause of csid after a session has ended, and after every server was asked in vain.
 const PAUSE: Duration = Duration::from_millis(200);
 /// The pause before a call is repeated that may succeed later.
-const AGAIN: Duration = Duration::from_millis(20);
+pub const AGAIN: Duration = Duration::from_millis(20);
 /// How long csid waits for an answer, before it makes the same call again.
 const CALL: Duration = Duration::from_secs(10);
 /// How long anything may take.

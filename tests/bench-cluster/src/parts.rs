@@ -9,20 +9,22 @@ use anyhow::{Context, Result, ensure};
 use csi_proto::cluster::v1::cluster_client::ClusterClient;
 use csi_proto::cluster::v1::{Capability, ChangeAsk, ListAsk, Register, Spec, change_ask};
 use futures_util::future::try_join_all;
+use tonic::Code;
 use tonic::transport::Channel;
 
 use crate::Args;
 use crate::certificates::Pair;
 use crate::load::{self, Load, median};
-use crate::nodes::{ATTACHING, Fleet, LIMIT, Node, PLAIN, Role};
+use crate::nodes::{AGAIN, ATTACHING, Fleet, LIMIT, Node, PLAIN, Role};
 use crate::raw::{Raw, Template, external_id};
 use crate::report::Report;
 use crate::site::Site;
 
 /// Callers at the same time.
 pub const CALLERS: usize = 64;
-/// Volumes that the claims of one second may need at most.
+/// Volumes that the claims of one second may need at most, of all callers and of one.
 const PER_SECOND: usize = 1000;
+const OF_CALLER: usize = 50;
 /// Changes whose lag is measured.
 const CHANGES: usize = 50;
 /// How long an idle server is watched.
@@ -112,16 +114,46 @@ impl Bench {
 
     /// Writes volumes that nobody has claimed, as many as claims may need for `time`.
     async fn pool(&mut self, time: Duration) -> Result<Arc<Pool>> {
-        let count = (PER_SECOND as f64 * time.as_secs_f64()).ceil() as usize;
-        let names = self.free(count.max(CALLERS)).await?;
+        let names = self.free(CALLERS, time).await?;
         Ok(Arc::new(Pool { names, next: AtomicUsize::new(0) }))
     }
 
-    /// Writes volumes that nobody has claimed.
-    pub async fn free(&mut self, count: usize) -> Result<Vec<String>> {
-        let names = self.new_names(count);
+    /// Writes volumes that nobody has claimed, as many as these callers may need for `time`. Waits until all servers have them.
+    pub async fn free(&mut self, callers: usize, time: Duration) -> Result<Vec<String>> {
+        let per_second = PER_SECOND.min(callers.min(self.args.nodes()) * OF_CALLER);
+        let names = self.new_names((per_second as f64 * time.as_secs_f64()).ceil() as usize);
         self.raw.write_volumes(&self.template, PLAIN, &names, |_| None).await?;
+        let last = names.last().context("no volume is needed")?;
+        for server in ALL {
+            if self.site.servers[server].is_some() {
+                self.listed(&mut self.operator(server)?, last).await?;
+            }
+        }
         Ok(names)
+    }
+
+    /// Waits until a server's list has a volume.
+    async fn listed(&self, server: &mut ClusterClient<Channel>, volume: &str) -> Result<()> {
+        let begun = Instant::now();
+        let ask = ListAsk { volume: volume.to_owned(), ..ListAsk::default() };
+        loop {
+            let list = async {
+                let mut pages = server.volumes(ask.clone()).await?.into_inner();
+                let mut found = 0;
+                while let Some(page) = pages.message().await? {
+                    found += page.volumes.len();
+                }
+                Ok::<_, tonic::Status>(found)
+            };
+            match list.await {
+                Ok(0) => {}
+                Ok(_) => return Ok(()),
+                // A server that is behind etcd answers nothing.
+                Err(error) if error.code() == Code::Unavailable => tokio::time::sleep(AGAIN).await,
+                Err(error) => return Err(error).context("list a volume"),
+            }
+            ensure!(begun.elapsed() < LIMIT, "{volume} did not come into a server's list");
+        }
     }
 
     /// Registers volumes by calls of an operator.
@@ -229,18 +261,7 @@ impl Bench {
         for name in &names {
             here.change(register(name, PLAIN, OWN)).await?;
             let changed = Instant::now();
-            let ask = ListAsk { volume: name.clone(), ..ListAsk::default() };
-            loop {
-                let mut pages = there.volumes(ask.clone()).await?.into_inner();
-                let mut found = 0;
-                while let Some(page) = pages.message().await? {
-                    found += page.volumes.len();
-                }
-                if found > 0 {
-                    break;
-                }
-                ensure!(changed.elapsed() < LIMIT, "{name} did not come into the other server's list");
-            }
+            self.listed(&mut there, name).await?;
             lags.push(changed.elapsed().as_secs_f64() * 1000.0);
         }
         let of = format!("{} changes, with the time of a list", lags.len());

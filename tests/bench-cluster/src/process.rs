@@ -33,7 +33,9 @@ impl Program {
                 && message[..size].starts_with(b"READY=1")
             {
                 program.ready = begun.elapsed();
-                // Later messages need no reader: the socket ends here.
+                // Later messages are read to the end of the program, as systemd does.
+                socket.set_read_timeout(None)?;
+                std::thread::spawn(move || while socket.recv(&mut message).is_ok() {});
                 return Ok(program);
             }
             if let Some(status) = program.process.try_wait()? {
