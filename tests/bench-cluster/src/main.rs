@@ -72,9 +72,9 @@ enum Part {
     Lag,
     Hosts,
     Idle,
-    OneVolume,
     Failures,
     Many,
+    OneVolume,
 }
 
 #[derive(Subcommand)]
@@ -143,21 +143,30 @@ async fn all(args: Args) -> Result<()> {
     let run = Run { begun: now.as_secs(), load: machine_load()? };
     let only = args.only.clone();
     let mut bench = Bench::start(args, &directory).await?;
+    let mut failed = 0;
     for part in Part::value_variants() {
         if !only.is_empty() && !only.contains(part) {
             continue;
         }
-        match part {
+        let measured = match part {
             Part::Claims => bench.claims().await,
             Part::Attach => bench.attach().await,
             Part::Lag => bench.lag().await,
             Part::Hosts => bench.hosts().await,
             Part::Idle => bench.idle().await,
-            Part::OneVolume => bench.one_volume().await,
             Part::Failures => bench.failures().await,
             Part::Many => bench.many().await,
-        }?;
+            Part::OneVolume => bench.one_volume().await,
+        };
+        if let Err(error) = measured {
+            // The other parts have their figures.
+            eprintln!("csid-bench-cluster: {error:#}");
+            failed += 1;
+            bench.stop()?;
+        }
     }
     bench.report.print();
-    bench.report.write(&directory.join("cluster.json"), &run)
+    bench.report.write(&directory.join("cluster.json"), &run)?;
+    ensure!(failed == 0, "{failed} parts have failed");
+    Ok(())
 }

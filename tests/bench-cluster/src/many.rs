@@ -14,12 +14,7 @@ const REST: Duration = Duration::from_secs(3);
 impl Bench {
     pub async fn many(&mut self) -> Result<()> {
         let (nodes, each) = (self.args.nodes(), self.args.claims);
-        self.fleet.leave();
-        for server in ALL {
-            if self.site.servers[server].is_some() {
-                self.site.kill_server(server)?;
-            }
-        }
+        self.stop()?;
         let names = self.new_names(nodes * each);
         let holders = self.names.clone();
         self.raw
