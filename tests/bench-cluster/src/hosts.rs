@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::host::{Host, bus_address};
 use crate::load::median;
-use crate::parts::{Bench, OWN, register};
+use crate::parts::{Bench, OWN, change, register};
 use crate::process::{command, sibling};
 use crate::raw::external_id;
 
@@ -57,7 +57,7 @@ impl Bench {
         self.fleet.leave();
         let mut operator = self.operator(0)?;
         for n in 0..HELD {
-            operator.change(register(&volume(n), PLUGIN, OWN)).await?;
+            change(&mut operator, register(&volume(n), PLUGIN, OWN)).await?;
         }
         let (link, sockets) = self.site.start_link("n-csid", &self.of_csid)?;
         let before = self.floor_p50().await?;

@@ -81,7 +81,7 @@ impl Bench {
         let controller = Fleet::new(&site, &more[..1], std::slice::from_ref(&of_controller))?;
         let operator = site.operator();
         let mut client = ClusterClient::new(site.channel(0, &operator)?);
-        client.change(register("template", PLAIN, OWN)).await.context("register the first volume")?;
+        change(&mut client, register("template", PLAIN, OWN)).await?;
         fleet.join(1, &[0]).await?;
         fleet.nodes[0].claim("template", OWN).await?;
         let raw = Raw::new(site.member_channel(0)?);
@@ -165,7 +165,7 @@ impl Bench {
         for some in names.chunks(16) {
             let registered = some.iter().map(|name| {
                 let mut client = client.clone();
-                async move { client.change(register(name, plugin, access_mode)).await }
+                async move { change(&mut client, register(name, plugin, access_mode)).await }
             });
             try_join_all(registered).await.context("register volumes")?;
         }
@@ -261,7 +261,7 @@ impl Bench {
         let names = self.new_names(CHANGES.min(10 * self.args.rounds));
         let mut lags = Vec::new();
         for name in &names {
-            here.change(register(name, PLAIN, OWN)).await?;
+            change(&mut here, register(name, PLAIN, OWN)).await?;
             let changed = Instant::now();
             self.listed(&mut there, name).await?;
             lags.push(changed.elapsed().as_secs_f64() * 1000.0);
@@ -335,6 +335,17 @@ impl Bench {
         }
         Ok(())
     }
+}
+
+/// Makes a change. The same change again changes nothing, so it is repeated while the server is behind etcd.
+pub async fn change(client: &mut ClusterClient<Channel>, ask: ChangeAsk) -> Result<()> {
+    let begun = Instant::now();
+    while let Err(error) = client.change(ask.clone()).await {
+        let is_late = matches!(error.code(), Code::Unavailable | Code::DeadlineExceeded);
+        ensure!(is_late && begun.elapsed() < LIMIT, "a change of volumes: {error}");
+        tokio::time::sleep(AGAIN).await;
+    }
+    Ok(())
 }
 
 /// Returns the call that registers a volume of the namespace `default`.
