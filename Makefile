@@ -7,7 +7,7 @@ SHELL := /bin/bash
 .ONESHELL:
 # One recipe after the other: `make test` measures at its end, and a recipe without $(MAKE) in it is not run by `make -n`.
 .NOTPARALLEL:
-.PHONY: help demo demo-cluster test run-tests soak check advisory-db advisories bench bench-pictures count count-renew deb rpm docs package-files libcsi cfgd-csi debian-packages machine-packages go
+.PHONY: help demo demo-cluster test run-tests soak check advisory-db advisories bench bench-cluster bench-pictures count count-renew deb rpm docs package-files libcsi cfgd-csi debian-packages machine-packages go
 
 TOOLS := $(CURDIR)/target/tools
 CARGO_DENY := $(TOOLS)/cargo-deny-0.20.2/bin/cargo-deny
@@ -86,6 +86,10 @@ bench: debian-packages go ## what a durable mount costs against the bare RPCs, a
 		go -C tests/bench/go build -o $(CURDIR)/target/release/csid-bench-cgo
 	CGO_ENABLED=0 go -C tests/bench/go build -o $(CURDIR)/target/release/csid-bench-go
 	target/release/csid-bench
+
+bench-cluster: debian-packages ## three servers and 1,000 played nodes against raw transactions of their etcd: one table (root)
+	cargo build --locked --release -p csid -p csid-link -p csid-server -p csid-bench-cluster
+	target/release/csid-bench-cluster
 
 # A flame graph needs the names of functions.
 bench-pictures: debian-packages $(INFERNO) ## docs/pictures: the steps of a mount, and flame graphs of its instructions (root)
