@@ -103,13 +103,14 @@ impl Cluster {
         Ok(Around { node, plugin, has_controllers })
     }
 
-    /// Writes a record. `None`: it or a guarded row has changed since it was read.
+    /// Writes a record. The nodes that owe an expansion are settled with its claims. `None`: it or a guarded row has changed since it was read.
     pub async fn swap(
         &self,
         before: &Record,
-        after: Record,
+        mut after: Record,
         guards: Vec<Guard>,
     ) -> Result<Option<Record>, RegistryError> {
+        rules::settle_owed(&mut after);
         let past = rules::past(before, &after);
         let swap = Swap { before: before.clone(), after: after.clone(), past, durability: Durability::Disk };
         match self.registry.swap_guarded(swap, guards).await {

@@ -9,8 +9,8 @@ use csi_proto::cluster::v1::cluster_server::Cluster as Calls;
 use csi_proto::cluster::v1::from_node::Is as From;
 use csi_proto::cluster::v1::to_node::Is as To;
 use csi_proto::cluster::v1::{
-    Accepted, CallName, ChangeAsk, ClaimAsk, ClaimPage, Done, FromNode, Granted, Hello, ListAsk, Owed,
-    Plugins, ReleaseAsk, ToNode, VolumeAsk, VolumePage, VolumeRow, Withdrawn,
+    Accepted, CallName, ChangeAsk, ClaimAsk, ClaimPage, Done, FromNode, Granted, Hello, ListAsk,
+    NodeExpanded, Owed, Plugins, ReleaseAsk, ToNode, VolumeAsk, VolumePage, VolumeRow, Withdrawn,
 };
 use csi_proto::identity::{Identity, Role};
 use csid::error::shortened;
@@ -93,6 +93,11 @@ impl Calls for Service {
     async fn detached(&self, request: Request<Owed>) -> Result<Response<Accepted>, Status> {
         let caller = self.cluster.caller(&request)?;
         Ok(Response::new(self.cluster.detached(&caller, request.into_inner()).await?))
+    }
+
+    async fn expanded(&self, request: Request<NodeExpanded>) -> Result<Response<Accepted>, Status> {
+        let caller = self.cluster.caller(&request)?;
+        Ok(Response::new(self.cluster.expanded(&caller, request.into_inner()).await?))
     }
 
     async fn release(&self, request: Request<ReleaseAsk>) -> Result<Response<Done>, Status> {

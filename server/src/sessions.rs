@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use csi_proto::cluster::v1::to_node::Is;
-use csi_proto::cluster::v1::{CallEnded, ClaimChanged, ControllerCall, ToNode};
+use csi_proto::cluster::v1::{CallEnded, ControllerCall, Expand, ToNode};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::failure::ServerError;
@@ -31,7 +31,7 @@ struct Session {
     /// The revision of the join.
     revision: u64,
     sender: mpsc::Sender<Outgoing>,
-    /// Claims whose release the node was asked for.
+    /// What the node was asked for: claims that it has to release, and expansions.
     asked: HashSet<String>,
     /// Plugins with a healthy controller on the node, as the node reports, and whether each attaches.
     controllers: HashMap<String, bool>,
@@ -109,21 +109,41 @@ impl Sessions {
         Entered { sessions: self, node: node.to_owned(), number, over }
     }
 
-    /// Asks the nodes that have a session here for the releases that are due. A node is asked once in a session.
-    pub fn ask_for_releases(&self, due: &[(String, ClaimChanged)]) {
+    /// Asks the nodes that have a session here for what is due. A node is asked once in a session for the same.
+    pub fn ask(&self, due: &[Due]) {
         let mut table = self.lock();
-        for (node, changed) in due {
+        let mut asked = HashSet::new();
+        for Due { node, is } in due {
+            let name = asked_name(is);
             if let Some(session) = table.of.get_mut(node)
-                && !session.asked.contains(&changed.claim)
-                && session.sender.try_send(Ok(ToNode { is: Some(Is::Changed(changed.clone())) })).is_ok()
+                && !session.asked.contains(&name)
+                && session.sender.try_send(Ok(ToNode { is: Some(is.clone()) })).is_ok()
             {
-                session.asked.insert(changed.claim.clone());
+                session.asked.insert(name.clone());
             }
+            asked.insert((node.as_str(), name));
         }
-        let due: HashSet<&str> = due.iter().map(|(_, changed)| changed.claim.as_str()).collect();
-        for session in table.of.values_mut() {
-            session.asked.retain(|claim| due.contains(claim.as_str()));
+        for (node, session) in &mut table.of {
+            session.asked.retain(|name| asked.contains(&(node.as_str(), name.clone())));
         }
+    }
+}
+
+/// Something that a node has to do.
+#[derive(Clone, Debug)]
+pub struct Due {
+    pub node: String,
+    pub is: Is,
+}
+
+/// Returns what a message asks for. No other request of the node has this name.
+fn asked_name(is: &Is) -> String {
+    match is {
+        Is::Changed(changed) => changed.claim.clone(),
+        Is::Expand(Expand { namespace, volume, required, limit }) => {
+            format!("expand {namespace}/{volume} {required} {limit}")
+        }
+        Is::Welcome(_) | Is::Refused(_) | Is::Call(_) => String::new(),
     }
 }
 
@@ -195,10 +215,13 @@ impl Drop for Entered<'_> {
 
 #[cfg(test)]
 mod tests {
+    use csi_proto::cluster::v1::ClaimChanged;
+
     use super::*;
 
-    fn due(claim: &str) -> Vec<(String, ClaimChanged)> {
-        vec![("n1".to_owned(), ClaimChanged { claim: claim.to_owned(), ..ClaimChanged::default() })]
+    fn due(claim: &str) -> Vec<Due> {
+        let changed = ClaimChanged { claim: claim.to_owned(), ..ClaimChanged::default() };
+        vec![Due { node: "n1".to_owned(), is: Is::Changed(changed) }]
     }
 
     fn is_over(entered: &mut Entered<'_>) -> bool {
@@ -286,7 +309,7 @@ mod tests {
         let sessions = Sessions::default();
         let (sender, mut receiver) = mpsc::channel(2);
         let _entered = sessions.enter("n1", 1, sender, ToNode::default());
-        sessions.ask_for_releases(&due("a"));
+        sessions.ask(&due("a"));
         assert_eq!(receiver.try_recv().unwrap().unwrap(), ToNode::default());
         assert!(receiver.try_recv().unwrap().unwrap().is.is_some());
     }
@@ -297,15 +320,15 @@ mod tests {
         let (sender, mut receiver) = mpsc::channel(1);
         let _entered = sessions.enter("n1", 1, sender, ToNode::default());
         receiver.try_recv().unwrap().unwrap();
-        sessions.ask_for_releases(&due("a"));
-        sessions.ask_for_releases(&due("a"));
+        sessions.ask(&due("a"));
+        sessions.ask(&due("a"));
         receiver.try_recv().unwrap().unwrap();
         assert!(receiver.try_recv().is_err(), "asked twice");
-        sessions.ask_for_releases(&[]);
-        sessions.ask_for_releases(&due("a"));
-        sessions.ask_for_releases(&[("n1".to_owned(), due("b").remove(0).1), due("a").remove(0)]);
+        sessions.ask(&[]);
+        sessions.ask(&due("a"));
+        sessions.ask(&[due("b").remove(0), due("a").remove(0)]);
         assert!(receiver.try_recv().is_ok(), "a release that was over and is due again");
-        sessions.ask_for_releases(&[due("b").remove(0), due("a").remove(0)]);
+        sessions.ask(&[due("b").remove(0), due("a").remove(0)]);
         let asked = receiver.try_recv().unwrap().unwrap();
         assert!(matches!(asked.is, Some(Is::Changed(changed)) if changed.claim == "b"), "it was full before");
     }

@@ -296,6 +296,10 @@ impl Servers for Node {
         .boxed()
     }
 
+    fn has_expanded(&self) {
+        self.expanded.notify_waiters();
+    }
+
     fn delete(&self, name: VolumeName, until: Instant) -> BoxFuture<'_, Result<()>> {
         async move {
             let delete = DeleteAsk { namespace: name.namespace, volume: name.volume };

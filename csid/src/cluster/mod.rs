@@ -5,6 +5,7 @@
 
 mod calls;
 mod controller;
+mod expansions;
 mod failure;
 mod link;
 mod node;

@@ -17,6 +17,7 @@ use tonic::{Status, Streaming};
 
 use crate::backoff::Backoff;
 use crate::cluster::controller::refused;
+use crate::cluster::expansions::{expansion_name, is_expansion};
 use crate::cluster::failure::read;
 use crate::cluster::link;
 use crate::cluster::node::{CLAIMS, FENCED, Joined, Node, OWN_VOLUMES, SessionState};
@@ -204,7 +205,7 @@ impl Node {
         let mut changes = plugins.subscribe();
         let mut comparison = pin!(tokio::time::sleep(spread(FIRST, random::share())));
         let mut comparing = JoinSet::new();
-        let mut releases = JoinSet::new();
+        let mut doing = JoinSet::new();
         let mut asked = HashSet::new();
         loop {
             tokio::select! {
@@ -212,7 +213,13 @@ impl Node {
                     Ok(Some(ToNode { is: Some(to_node::Is::Changed(changed)) })) => {
                         // A server asks once in a session. This one may not be a server of ours.
                         if is_plain(&changed) && asked.len() < CLAIMS && asked.insert(changed.claim.clone()) {
-                            releases.spawn(Arc::clone(self).release(changed, volumes.clone()));
+                            doing.spawn(Arc::clone(self).release(changed, volumes.clone()));
+                        }
+                    }
+                    Ok(Some(ToNode { is: Some(to_node::Is::Expand(expand)) })) => {
+                        let name = expansion_name(&expand);
+                        if is_expansion(&expand) && asked.len() < CLAIMS && asked.insert(name) {
+                            doing.spawn(Arc::clone(self).expand(expand, volumes.clone()));
                         }
                     }
                     Ok(Some(ToNode { is: Some(to_node::Is::Call(call)) })) => {
@@ -250,9 +257,9 @@ impl Node {
                     comparing.spawn(Arc::clone(self).end_unheld(volumes.clone()));
                 }
                 Some(_) = comparing.join_next() => {}
-                Some(ended) = releases.join_next() => {
-                    if let Ok(claim) = ended {
-                        asked.remove(&claim);
+                Some(ended) = doing.join_next() => {
+                    if let Ok(name) = ended {
+                        asked.remove(&name);
                     }
                 }
             }

@@ -139,6 +139,24 @@ pub struct Expansion {
     pub by_controller: bool,
 }
 
+/// The nodes' part of an expansion that a controller of a cluster has done, as the servers keep it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct OwedExpansion {
+    pub required: u64,
+    /// 0: none given.
+    pub limit: u64,
+    /// The nodes that have yet to do their part, in the order of their names.
+    #[serde(default)]
+    pub nodes: Vec<String>,
+    /// The last node of the list, if nodes with later names have yet to come into it. Empty: there are none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub rest: String,
+    /// Whether a node has done its part. A node that claims the volume from then on finds it expanded.
+    #[serde(default)]
+    pub by_node: bool,
+}
+
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Registration {
@@ -155,6 +173,12 @@ pub struct Registration {
     pub capacity: Option<u64>,
     #[serde(default)]
     pub pending_expansion: Option<Expansion>,
+    /// What nodes of a cluster owe of the last expansion. `None`: nothing. A csid has none in its journal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owed_expansion: Option<OwedExpansion>,
+    /// The last expansion of which this node has done its part for the servers of its cluster. `None`: it has done none. Servers have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expanded_here: Option<Expansion>,
     /// The reason why a creation or deletion does not continue. `None`: it continues.
     #[serde(default, rename = "parked", with = "or_default")]
     pub blocked: Option<Blocked>,
@@ -417,6 +441,12 @@ impl Record {
             || self.driver.is_some()
             || !self.queue.is_empty()
             || self.awaits_expansion()
+            || self.owed_expansion().is_some_and(|owed| !owed.nodes.is_empty())
+    }
+
+    /// Returns what nodes of a cluster owe of an expansion.
+    pub fn owed_expansion(&self) -> Option<&OwedExpansion> {
+        self.registration.as_ref()?.owed_expansion.as_ref()
     }
 
     /// Returns whether the servers of a cluster have a controller expand the volume. csid alone expands it after the next mount.

@@ -179,6 +179,8 @@ pub(in crate::volume) fn new_registration(uid: u32, spec: VolumeSpec, origin: Or
         origin,
         capacity: None,
         pending_expansion: None,
+        owed_expansion: None,
+        expanded_here: None,
         blocked: None,
         error: None,
     }

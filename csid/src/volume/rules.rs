@@ -26,8 +26,8 @@ pub use crate::volume::model::claim::{
 pub use crate::volume::model::paths::name_at_plugin;
 pub use crate::volume::transitions::{
     AfterCreation, begin_creation, begin_deletion, deletion_refused, doom, enter_created, enter_expanded,
-    expansion_refused, falls_short, is_unfinished, join_creation, not_created, refuse_expanding, refuse_used,
-    set_unasked,
+    expanded_by_node, expansion_refused, falls_short, is_unfinished, join_creation, not_created, owes,
+    refuse_expanding, refuse_used, set_unasked, settle_owed,
 };
 
 /// The limit of a publish context in a cluster, in bytes. A plugin's longer answer is refused.

@@ -69,6 +69,9 @@ pub trait Servers: Send + Sync {
     /// Has a volume's controller expand it. Returns it as `create` does. `bounds`: the least capacity and the limit in bytes; 0: none.
     fn expand(&self, name: VolumeName, bounds: (u64, u64), until: Instant) -> BoxFuture<'_, Result<Record>>;
 
+    /// Has what this node has done of its parts of expansions reported to the servers soon.
+    fn has_expanded(&self);
+
     /// Has a volume's plugin delete it. The servers go on after `until`.
     fn delete(&self, name: VolumeName, until: Instant) -> BoxFuture<'_, Result<()>>;
 }

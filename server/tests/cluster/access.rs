@@ -9,8 +9,8 @@ use csi_proto::cluster::v1::cluster_client::ClusterClient;
 use csi_proto::cluster::v1::node_change::Change;
 use csi_proto::cluster::v1::{
     Accept, AuditAsk, BlockAsk, CallName, ChangeAsk, CreateAsk, DeleteAsk, Deregister, DrainAsk, ExpandAsk,
-    FenceAsk, ForgetAsk, ListAsk, NodeAsk, NodeChange, NodesAsk, ReleaseAsk, ServersAsk, UndrainAsk,
-    VolumeAsk,
+    FenceAsk, ForgetAsk, ListAsk, NodeAsk, NodeChange, NodeExpanded, NodesAsk, ReleaseAsk, ServersAsk,
+    UndrainAsk, VolumeAsk,
 };
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Status};
@@ -58,6 +58,10 @@ async fn calls(channel: &Channel, node: &str, namespace: &str) -> BTreeMap<&'sta
     let mut detached = owed("data", "an id of no claim");
     detached.namespace = namespace.into();
     found.insert("detached", became(client.detached(detached).await));
+    let (of, volume) = name();
+    let boot = hello(node).boot;
+    let expanded = NodeExpanded { namespace: of, volume, required: 1, limit: 0, boot };
+    found.insert("expanded", became(client.expanded(expanded).await));
     let (of, volume) = name();
     let boot = hello(node).boot;
     let withdrawn = CallName { call: "none".into(), namespace: of, volume, boot };
@@ -289,6 +293,8 @@ async fn every_call_of_every_identity_is_as_granted() {
                 (of_node, _) => of_node,
             };
             due.insert("withdraw", withdraw);
+            // A node reports its own part of an expansion, if it has a claim.
+            due.insert("expanded", due["detached"]);
             // The volume of `deregister` is not there, and has no owner.
             due.insert(
                 "deregister",

@@ -7,8 +7,9 @@ use crate::error::{Error, Kind, Result};
 use crate::fault;
 use crate::store::event_kind::EventKind;
 use crate::store::registry::{
-    Claim, ClaimFilter, ClaimState, ListedClaim, Record, RecordFilter, Standing, VolumeName,
+    Claim, ClaimFilter, ClaimState, Expansion, ListedClaim, Record, RecordFilter, Standing, VolumeName,
 };
+use crate::store::rows::Phase;
 use crate::store::{Durability, MountFilter};
 use crate::volume::api::requests::{Authority, CreateRequest, Part, ReleaseRequest, VolumeRequest, Wait};
 use crate::volume::api::views::VolumeView;
@@ -83,6 +84,16 @@ fn refuse_at_servers(uid: u32, has_secrets: bool) -> Result<()> {
         }
         () => Ok(()),
     }
+}
+
+/// What has become of a node's part of an expansion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AskedExpansion {
+    /// This node has no claim of the volume, and so no part.
+    NotHere,
+    Done,
+    /// The volume is not mounted here.
+    Later,
 }
 
 impl Volumes {
@@ -254,7 +265,48 @@ impl Volumes {
         let (secrets, credential) = (None, None);
         let request = VolumeRequest { name, inline, uid, secrets, credential, wait };
         match self.call(request, ControllerRequest::Expand { required, limit, part }).await? {
-            OperationResponse::Expanded(of_node, is_due) => Ok((of_node.max(capacity), is_due)),
+            OperationResponse::Expanded(of_node, is_due) => {
+                servers.has_expanded();
+                Ok((of_node.max(capacity), is_due))
+            }
+            _ => Err(Error::internal("an expansion was answered with another's answer")),
+        }
+    }
+
+    /// Does this node's part of an expansion that the servers have asked for. If the volume is not mounted, its next mount does it.
+    pub async fn expand_asked(&self, name: &VolumeName, required: u64, limit: u64) -> Result<AskedExpansion> {
+        self.shared.changeable()?;
+        let asked = Expansion { required, limit, by_controller: true };
+        let mut found = AskedExpansion::NotHere;
+        let note = |record: &mut Record| {
+            let has_claim = record.claims.iter().any(|claim| claim.state != ClaimState::ControllerDetached);
+            let Some(registration) = record.registration.as_mut().filter(|_| has_claim) else {
+                return Ok(None);
+            };
+            found = match registration.expanded_here == Some(asked) {
+                true => AskedExpansion::Done,
+                false => {
+                    registration.pending_expansion = Some(asked);
+                    AskedExpansion::Later
+                }
+            };
+            Ok(None)
+        };
+        self.shared.records.amend(name, Durability::Disk, note).await?;
+        let filter = MountFilter {
+            namespace: Some(name.namespace.clone()),
+            volume: Some(name.volume.clone()),
+            phase: Some(Phase::Mounted),
+            ..MountFilter::default()
+        };
+        if found != AskedExpansion::Later || self.shared.store.mounts(filter).await?.is_empty() {
+            return Ok(found);
+        }
+        let (inline, secrets, credential, wait) = Default::default();
+        let request = VolumeRequest { name: name.clone(), inline, uid: 0, secrets, credential, wait };
+        match self.call(request, ControllerRequest::Expand { required, limit, part: Part::Node }).await? {
+            OperationResponse::Expanded(_, false) => Ok(AskedExpansion::Done),
+            OperationResponse::Expanded(_, true) => Ok(AskedExpansion::Later),
             _ => Err(Error::internal("an expansion was answered with another's answer")),
         }
     }
