@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use csi_proto::cluster::v1::cluster_server::{Cluster, ClusterServer};
 use csi_proto::cluster::v1::{
     Accepted, CallName, ChangeAsk, ClaimAsk, ClaimInList, ClaimPage, ClaimRow, Done, FromNode, Granted,
-    ListAsk, Owed, ReleaseAsk, ToNode, VolumeAsk, VolumePage, VolumeRow, Welcome, Withdrawn, to_node,
+    ListAsk, NodeExpanded, Owed, ReleaseAsk, ToNode, VolumeAsk, VolumePage, VolumeRow, Welcome, Withdrawn,
+    to_node,
 };
 use csid_client::Kind;
 use csid_tests::ask::*;
@@ -55,6 +56,10 @@ impl Cluster for Lying {
     }
 
     async fn detached(&self, _: Request<Owed>) -> Result<Response<Accepted>, Status> {
+        unknown()
+    }
+
+    async fn expanded(&self, _: Request<NodeExpanded>) -> Result<Response<Accepted>, Status> {
         unknown()
     }
 
