@@ -57,3 +57,82 @@ impl Cluster {
         Err(busy(&name))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use csid::store::registry::{ClaimState, Expansion, VolumeName, VolumeSpec};
+
+    use super::*;
+
+    const ASKED: Expansion = Expansion { required: 9, limit: 0, by_controller: false };
+
+    /// A volume that is claimed on `nodes`, after the controller has expanded it.
+    fn expanded(nodes: &[String]) -> Record {
+        let name = VolumeName { namespace: "default".into(), volume: "data".into() };
+        let mut record = Record::none(name);
+        let mut registration = rules::new_registration("operator/a", VolumeSpec::default());
+        registration.pending_expansion = Some(ASKED);
+        record.registration = Some(registration);
+        nodes.iter().for_each(|node| claim(&mut record, node));
+        rules::enter_expanded(&mut record, ASKED, Some(9), true);
+        record
+    }
+
+    fn claim(record: &mut Record, node: &str) {
+        let usage = rules::read_use("read", "multi-node-reader-only", "file-system").unwrap();
+        let mut claim = rules::new_claim("web", node, 0, usage);
+        claim.state = ClaimState::Taken;
+        record.claims.insert(claim);
+        rules::settle_owed(record);
+    }
+
+    fn detached(record: &mut Record, node: &str) {
+        record.claims.get_mut_at("web", node).unwrap().state = ClaimState::NodeDetached;
+        rules::settle_owed(record);
+    }
+
+    fn asked(record: &Record) -> Vec<String> {
+        due_expansions(record).map(|due| due.node).collect()
+    }
+
+    fn names(count: usize) -> Vec<String> {
+        (0..count).map(|n| format!("n{n:04}")).collect()
+    }
+
+    #[test]
+    fn each_node_with_a_claim_is_asked_in_a_bounded_list() {
+        let nodes = names(1000);
+        let mut record = expanded(&nodes);
+        let mut done = Vec::new();
+        while let Some(node) = asked(&record).pop() {
+            assert!(asked(&record).len() <= 128);
+            assert!(!rules::expanded_by_node(&mut record, &node, 8, 0), "another expansion");
+            assert!(rules::expanded_by_node(&mut record, &node, 9, 0));
+            assert!(!rules::expanded_by_node(&mut record, &node, 9, 0), "it was done before");
+            done.push(node);
+        }
+        done.sort();
+        done.dedup();
+        assert_eq!(done, nodes);
+        assert!(record.owed_expansion().is_none() && !record.is_restless());
+    }
+
+    #[test]
+    fn nodes_without_claims_owe_nothing() {
+        let mut record = expanded(&names(2));
+        detached(&mut record, "n0000");
+        assert_eq!(asked(&record), ["n0001"]);
+        detached(&mut record, "n0001");
+        // Nobody has done it, so the next node does.
+        assert!(asked(&record).is_empty() && record.owed_expansion().is_some());
+        claim(&mut record, "n0002");
+        assert_eq!(asked(&record), ["n0002"]);
+        assert!(!rules::expanded_by_node(&mut record, "n0001", 9, 0), "it has no claim");
+        claim(&mut record, "n0003");
+        assert!(rules::expanded_by_node(&mut record, "n0003", 9, 0));
+        claim(&mut record, "n0004");
+        assert_eq!(asked(&record), ["n0002"], "n0004 finds it expanded");
+        detached(&mut record, "n0002");
+        assert!(record.owed_expansion().is_none());
+    }
+}

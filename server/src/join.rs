@@ -308,6 +308,7 @@ mod tests {
             attaches: Attaches::No.into(),
             node_id: (*node_id).to_owned(),
             controller: false,
+            calls: 0,
         };
         Plugins { plugins: plugins.iter().map(one).collect() }
     }

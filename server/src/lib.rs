@@ -3,7 +3,8 @@
 //! `service` takes calls of nodes and operators, `admin` those of operators alone. `access` says who calls and what the grants allow, and
 //! `certificates` verifies callers. `claims` and `volumes` change records by csid's rules (`csid::volume::rules`); `records` is what both share,
 //! and `lists` shows them. `drive` has controllers called, on the nodes that `controllers` knows; `forward` is such a call. `changes` begins
-//! creations, expansions and deletions, `provisioning` drives them, and `volume_calls` are their calls. `expansions` has the nodes' parts. `queue` has the claims that wait. `nodes` and
+//! creations, expansions and deletions, `provisioning` drives them, and `volume_calls` are their calls. `expansions` has the nodes' parts. `snapshots` are begun
+//! as volumes' changes are. `questions` asks controllers what changes nothing. `queue` has the claims that wait. `nodes` and
 //! `servers` have what operators see of the cluster itself, and change; `fence` ends the claims of a node that is off. `audit` finds what does not fit
 //! in etcd. `join` and `sessions` know the nodes that are there. `presence` is this server in
 //! etcd. `cluster` has what they share. Decisions 0007 and 0009 say what is built.
@@ -38,6 +39,7 @@ mod pace;
 mod presence;
 mod program;
 mod provisioning;
+mod questions;
 mod queue;
 mod records;
 mod rows;
@@ -46,6 +48,7 @@ mod service;
 mod sessions;
 #[cfg(test)]
 mod simulation;
+mod snapshots;
 mod time;
 mod view;
 mod volume_calls;

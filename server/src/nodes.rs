@@ -272,7 +272,13 @@ fn shown(node: &str, row: &Read<NodeRow>, sessions: Vec<NodeSession>, claims: u6
             Some(false) => Attaches::No,
         };
         let node_id = of.node_id.clone().unwrap_or_default();
-        PluginReport { plugin: plugin.clone(), attaches: attaches.into(), node_id, controller: false }
+        PluginReport {
+            plugin: plugin.clone(),
+            attaches: attaches.into(),
+            node_id,
+            controller: false,
+            calls: 0,
+        }
     });
     Shown {
         node: node.to_owned(),

@@ -9,15 +9,14 @@ use csi_proto::cluster::v1::controller_call::Method;
 use csi_proto::cluster::v1::inventory_ask::What as Asked;
 use csi_proto::cluster::v1::inventory_page::Is as Page;
 use csi_proto::cluster::v1::{
-    Answer, Capability, ControllerCall, InventoryAsk, InventoryPage, Register, ValidateAsk,
-    ValidateCapabilities, Validated, VolumeRow,
+    Answer, Capability, ControllerCall, InventoryAsk, InventoryPage, ListExternal, Listed, Register,
+    ValidateAsk, ValidateCapabilities, Validated, VolumeRow,
 };
 use csi_proto::identity::{Identity, Role};
 use csid::error::{Step, presentable};
-use csid::store::registry::{Capability as Mode, Record, Registration, Registry, VolumeName};
+use csid::store::registry::{Capability as Mode, Record, Registration, Registry};
 use csid::volume::rules;
 use csid::{Error, Kind, random};
-use prost::Message;
 use tokio::sync::Semaphore;
 
 use crate::failure::{Result, ServerError};
@@ -27,9 +26,9 @@ use crate::service::Service;
 use crate::view;
 
 /// How long a question may wait on its host before the plugin is asked, how long the plugin has, and how much longer a server waits.
-const START: Duration = Duration::from_secs(3);
-const PLUGIN: Duration = Duration::from_secs(10);
-const LATER: Duration = Duration::from_secs(2);
+const START: Duration = Duration::from_secs(2);
+const PLUGIN: Duration = Duration::from_secs(5);
+const LATER: Duration = Duration::from_secs(1);
 /// The limit of the plugin's reason for which it does not confirm a capability, in bytes.
 const REASON: usize = 1024;
 /// The most questions of a server that wait for their answers.
@@ -51,15 +50,7 @@ impl Service {
         self.cluster.presence.here()?;
         let hosts = self.cluster.hosts_of_plugin(&ask.plugin, self.sessions.answering(&ask.plugin));
         let host = hosts.first().ok_or_else(|| no_host(&ask.plugin))?;
-        let milliseconds = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
-        let call = ControllerCall {
-            call: random::name(),
-            start_within_ms: milliseconds(START),
-            plugin: ask.plugin,
-            deadline_ms: milliseconds(PLUGIN),
-            method: Some(method),
-            ..ControllerCall::default()
-        };
+        let call = about_plugin(&ask.plugin, method);
         let Answer { listed, available, .. } = self.question(host, call, None).await?;
         let is = match (is_list, listed, available) {
             (true, Some(listed), _) => Page::Listed(listed),
@@ -67,6 +58,14 @@ impl Service {
             _ => return Err(no_answer(host, None)),
         };
         Ok(InventoryPage { is: Some(is), node: host.clone() })
+    }
+
+    /// Asks a plugin's controller for a page of its list.
+    pub(crate) async fn listed(&self, plugin: &str, list: ListExternal) -> Result<Listed> {
+        let hosts = self.cluster.hosts_of_plugin(plugin, self.sessions.answering(plugin));
+        let host = hosts.first().ok_or_else(|| no_host(plugin))?;
+        let answer = self.question(host, about_plugin(plugin, Method::List(list)), None).await?;
+        answer.listed.ok_or_else(|| no_answer(host, None))
     }
 
     /// Asks the plugin whether a registered volume can be used in some ways.
@@ -168,7 +167,8 @@ impl Service {
             Ok(Ok(ended)) => ended,
             Ok(Err(_)) => return Err(away(format!("node {host} has left this server"))),
             Err(_) => {
-                let text = format!("node {host} did not answer the question within {:?}", START + PLUGIN + LATER);
+                let text =
+                    format!("node {host} did not answer the question within {:?}", START + PLUGIN + LATER);
                 return Err(failed(Kind::TimedOut, text, true).into());
             }
         };
@@ -185,9 +185,12 @@ impl Service {
                 }
                 .into())
             }
-            Some(How::NotStarted(true)) => {
-                Err(failed(Kind::PluginUnavailable, format!("node {host} could not ask the plugin in time"), true).into())
-            }
+            Some(How::NotStarted(true)) => Err(failed(
+                Kind::PluginUnavailable,
+                format!("node {host} could not ask the plugin in time"),
+                true,
+            )
+            .into()),
             _ => Err(no_answer(host, step)),
         }
     }
@@ -199,6 +202,19 @@ fn require_inventory(service: &Service, caller: &Identity) -> Result<()> {
     match caller.role == Role::Operator && grants.allow_everywhere(caller, May::Register) {
         true => Ok(()),
         false => service.cluster.require_operator(caller, May::Read),
+    }
+}
+
+/// Makes the call of a question about no volume.
+fn about_plugin(plugin: &str, method: Method) -> ControllerCall {
+    let milliseconds = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
+    ControllerCall {
+        call: random::name(),
+        start_within_ms: milliseconds(START),
+        plugin: plugin.to_owned(),
+        deadline_ms: milliseconds(PLUGIN),
+        method: Some(method),
+        ..ControllerCall::default()
     }
 }
 

@@ -33,12 +33,20 @@ struct Session {
     sender: mpsc::Sender<Outgoing>,
     /// What the node was asked for: claims that it has to release, and expansions.
     asked: HashSet<String>,
-    /// Plugins with a healthy controller on the node, as the node reports, and whether each attaches.
-    controllers: HashMap<String, bool>,
+    /// Plugins with a healthy controller on the node, as the node reports, and what each does.
+    controllers: HashMap<String, Hosted>,
     /// Controller calls that the node was sent, by their names.
     calls: HashMap<String, Waiting>,
     /// Ends the session's task: with a reason, or when it is dropped.
     end: oneshot::Sender<ServerError>,
+}
+
+/// A plugin's controller on a node, as the node reports it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hosted {
+    pub attaches: bool,
+    /// The node's csid knows the calls that change nothing.
+    pub answers: bool,
 }
 
 /// A controller call without an answer. It is dropped with the session: nothing answers it any more.
@@ -149,12 +157,12 @@ fn asked_name(is: &Is) -> String {
 
 impl Sessions {
     /// Takes over which controllers are healthy on a node. Returns whether one has come.
-    pub fn set_controllers(&self, entered: &Entered<'_>, controllers: HashMap<String, bool>) -> bool {
+    pub fn set_controllers(&self, entered: &Entered<'_>, controllers: HashMap<String, Hosted>) -> bool {
         let mut table = self.lock();
         let Some(session) = table.of.get_mut(&entered.node).filter(|of| of.number == entered.number) else {
             return false;
         };
-        let is_new = |(plugin, attaches): (&String, &bool)| session.controllers.get(plugin) != Some(attaches);
+        let is_new = |(plugin, hosted): (&String, &Hosted)| session.controllers.get(plugin) != Some(hosted);
         let is_more = controllers.iter().any(is_new);
         session.controllers = controllers;
         is_more
@@ -162,7 +170,7 @@ impl Sessions {
 
     /// Returns the nodes with a session and a healthy controller of this plugin that attaches.
     pub fn controllers(&self, plugin: &str) -> Vec<String> {
-        self.with_controller(plugin, |attaches| attaches)
+        self.with_controller(plugin, |hosted| hosted.attaches)
     }
 
     /// Returns the nodes with a session and a healthy controller of this plugin, whether it attaches or not.
@@ -170,12 +178,17 @@ impl Sessions {
         self.with_controller(plugin, |_| true)
     }
 
-    fn with_controller(&self, plugin: &str, is_one: impl Fn(bool) -> bool) -> Vec<String> {
+    /// Returns the nodes with a session and a healthy controller of this plugin that may be asked what changes nothing.
+    pub fn answering(&self, plugin: &str) -> Vec<String> {
+        self.with_controller(plugin, |hosted| hosted.answers)
+    }
+
+    fn with_controller(&self, plugin: &str, is_one: impl Fn(Hosted) -> bool) -> Vec<String> {
         let table = self.lock();
         let found = table
             .of
             .iter()
-            .filter(|(_, session)| session.controllers.get(plugin).is_some_and(|attaches| is_one(*attaches)));
+            .filter(|(_, session)| session.controllers.get(plugin).is_some_and(|hosted| is_one(*hosted)));
         found.map(|(node, _)| node.clone()).collect()
     }
 

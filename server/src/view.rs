@@ -54,6 +54,8 @@ pub fn row(record: &Record, caller: &Identity) -> VolumeRow {
         capacity: registration.and_then(|of| of.capacity).unwrap_or(0),
         queue: record.queue.iter().take(queued).map(|queued| queue_row(&queued.claim)).collect(),
         queue_count: u64::try_from(record.queue.len()).unwrap_or(u64::MAX),
+        validated: None,
+        snapshot: None,
         expansion: registration.and_then(|of| expansion(of, caller)),
         error: registration
             .filter(|of| caller.role == Role::Operator || of.owner == caller.to_string())

@@ -10,15 +10,17 @@ use csi_proto::cluster::v1::cluster_client::ClusterClient;
 use csi_proto::cluster::v1::inventory_ask::What as Asked;
 use csi_proto::cluster::v1::inventory_page::Is;
 use csi_proto::cluster::v1::{
-    Capability, ChangeAsk, ExternalSnapshot, InventoryAsk, ListExternal, Listed, MeasureCapacity, Topology,
-    ValidateAsk,
+    Capability, ChangeAsk, DeleteSnapshotAsk, ExternalSnapshot, InventoryAsk, ListExternal, Listed,
+    MeasureCapacity, SnapshotAsk, Topology, ValidateAsk,
 };
 use csid_client::{AccessMode, AttachmentMode, ExternalRow, SnapshotRow, Validated};
 use serde_json::json;
 
+use super::common::{confirmed, done};
+use super::operated::{changed_within, limit_of};
 use super::plugin::pages;
 use crate::{
-    args::{self, OneVolume, Plugin, Snapshots},
+    args::{self, OneVolume, Plugin, Snapshot, Snapshots},
     hints::Tried,
     operator::Servers,
     output::{self, print, print_json},
@@ -145,14 +147,44 @@ pub async fn plugin(servers: &Servers, command: Plugin, json: bool, tried: &mut 
                 false => print(&output::size(available.bytes))?,
             }
         }
+        Plugin::DeleteSnapshot(args) => {
+            about("plugin delete-snapshot", &args.plugin, tried);
+            confirmed(&args.snapshot, &args.yes, "The plugin deletes the snapshot and its data.")?;
+            let what = format!("delete snapshot {}", args.snapshot);
+            let call = csid_client::operation_id("csictl")?;
+            let delete = DeleteSnapshotAsk { plugin: args.plugin, snapshot: args.snapshot, call };
+            changed_within(servers, &what, What::DeleteSnapshot(delete), limit_of(args.deadline.usec()))
+                .await?;
+            done(json)?;
+        }
         // The command line refuses others.
         _ => bail!("an operator cannot do this"),
     }
     Ok(())
 }
 
+/// Has a plugin make a snapshot, and prints the plugin's ID of it.
+pub async fn snapshot(
+    servers: &Servers,
+    args: Snapshot,
+    json: bool,
+    tried: &mut Tried,
+) -> anyhow::Result<()> {
+    let OneVolume { namespace, volume } = args.volume;
+    tried.command = "volume snapshot";
+    tried.volume = Some(format!("{} {}", quoted(&namespace), quoted(&volume)));
+    let what = format!("make the snapshot {} of volume {namespace}/{volume}", args.name);
+    let parameters = args.parameter.into_iter().map(|args::Pair(key, value)| (key, value)).collect();
+    let (name, no_wait, call) = (args.name, args.no_wait, csid_client::operation_id("csictl")?);
+    let ask = SnapshotAsk { namespace, volume, name, parameters, call, no_wait };
+    let limit = limit_of(args.wait.deadline.usec());
+    let row = changed_within(servers, &what, What::Snapshot(ask), limit).await?;
+    let Some(made) = row.snapshot.map(snapshot_row) else { bail!("the server answered with another answer") };
+    Ok(if json { print_json(&made)? } else { print(&output::plain(&made.id))? })
+}
+
 /// Returns a snapshot as csid's rows have it.
-pub fn snapshot_row(of: ExternalSnapshot) -> SnapshotRow {
+fn snapshot_row(of: ExternalSnapshot) -> SnapshotRow {
     SnapshotRow {
         id: of.id,
         external_id: of.external_id,

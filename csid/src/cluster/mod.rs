@@ -3,6 +3,7 @@
 //!
 //! Nothing that is mounted depends on a server: without one, claims cannot be taken, and the servers learn later what has ended.
 
+mod answers;
 mod calls;
 mod controller;
 mod expansions;
@@ -12,6 +13,7 @@ mod node;
 mod orders;
 mod owed;
 mod permits;
+mod questions;
 mod reconcile;
 pub mod rows;
 mod session;

@@ -44,6 +44,8 @@ const ANSWER: Duration = Duration::from_secs(10);
 const SHOWN: usize = 8;
 /// Messages that wait for a slow server: the ends of all calls that may run at the same time, and more.
 const OUTGOING: usize = CALLS + 64;
+/// The controller calls that this csid knows, as a report says it.
+const CALLS_KNOWN: u32 = 1;
 /// The limit of a server's text in the state, in bytes.
 const TEXT: usize = 256;
 
@@ -336,6 +338,7 @@ impl Session {
                 attaches: attaches.into(),
                 node_id: node_id.unwrap_or(before.node_id),
                 controller: permits.has(&view.id) && plugins.has_roots_controller(&view.id),
+                calls: CALLS_KNOWN,
             };
             now.insert(view.id, report);
         }

@@ -6,11 +6,12 @@ use std::collections::BTreeSet;
 use crate::error::{Error, Kind, Result};
 use crate::plugin::Created;
 use crate::store::registry::{
-    Claim, ClaimState, Creation, Expansion, OwedExpansion, Record, Registration, Standing,
+    Claim, ClaimState, Creation, Expansion, MadeSnapshot, OwedExpansion, Record, Registration, SnapshotError,
+    SnapshotTask, SnapshotWish, Standing,
 };
 use crate::store::rows::VolumeKey;
 use crate::volume::errors::volume::VolumeError;
-use crate::volume::lifecycle::{is_asked_for_by, is_unborn, refuse_other};
+use crate::volume::lifecycle::{is_asked_for_by, is_unborn, refuse_in_transition, refuse_other};
 
 /// The most nodes in the list of those that owe an expansion.
 const OWING: usize = 128;
@@ -114,9 +115,10 @@ pub fn not_created(record: &mut Record, task: &VolumeKey) {
     }
 }
 
-/// Returns whether the servers of a cluster have a volume created, expanded or deleted.
+/// Returns whether the servers of a cluster have a volume created, expanded or deleted, or a snapshot of it made or deleted.
 pub fn is_unfinished(record: &Record) -> bool {
     record.awaits_expansion()
+        || record.wanted_snapshot().is_some()
         || record.registration.as_ref().is_some_and(|of| of.standing != Standing::Registered)
 }
 
@@ -265,6 +267,78 @@ pub fn refuse_expanding(record: &Record) -> Result<()> {
     match record.claims.is_empty() && record.driver.is_some() && record.awaits_expansion() {
         true => Err(Error::new(Kind::Busy, format!("{} is being expanded", record.name))),
         false => Ok(()),
+    }
+}
+
+/// Enters a snapshot that is wanted of a registered volume. The same call joins what goes on, or finds its answer. Another call is refused while the
+/// plugin may make or delete a snapshot of the volume.
+pub fn begin_snapshot(record: &mut Record, task: &SnapshotTask) -> Result<()> {
+    refuse_in_transition(record)?;
+    let name = record.name.clone();
+    let Some(registration) = &mut record.registration else {
+        return Err(VolumeError::NotRegistered { name }.into());
+    };
+    match &registration.snapshot {
+        Some(present) if present.call == task.call => match present.what == task.what || present.is_over {
+            true => Ok(()),
+            false => Err(Error::invalid("the call wants another snapshot")),
+        },
+        Some(present) if !present.is_over && !present.unasked => {
+            Err(Error::new(Kind::Busy, format!("another snapshot of {name} is being made or deleted")))
+        }
+        Some(_) | None => {
+            registration.snapshot = Some(task.clone());
+            Ok(())
+        }
+    }
+}
+
+/// Enters the plugin's answer to CreateSnapshot. One that is not ready is asked for again (CSI rule 42).
+pub fn enter_snapshot(record: &mut Record, call: &str, made: MadeSnapshot) {
+    if let Some(task) = snapshot_of(record, call) {
+        if made.ready {
+            end_snapshot(task);
+        }
+        (task.made, task.error) = (Some(made), None);
+    }
+}
+
+/// Enters that the snapshot is deleted.
+pub fn snapshot_deleted(record: &mut Record, call: &str) {
+    if let Some(task) = snapshot_of(record, call) {
+        end_snapshot(task);
+        task.error = None;
+    }
+}
+
+/// Enters that a call for a snapshot has failed. `is_final`: it is not made again.
+pub fn snapshot_failed(record: &mut Record, call: &str, error: SnapshotError, is_final: bool) {
+    if let Some(task) = snapshot_of(record, call) {
+        task.error = Some(error);
+        if is_final {
+            end_snapshot(task);
+        }
+    }
+}
+
+/// Notes whether the plugin was asked for the snapshot.
+pub fn set_snapshot_unasked(record: &mut Record, is_unasked: bool) {
+    if let Some(task) = record.registration.as_mut().and_then(|of| of.snapshot.as_mut()) {
+        task.unasked = is_unasked;
+    }
+}
+
+/// Returns the snapshot that this call of a caller wants.
+fn snapshot_of<'a>(record: &'a mut Record, call: &str) -> Option<&'a mut SnapshotTask> {
+    let task = record.registration.as_mut()?.snapshot.as_mut()?;
+    (task.call == call && !task.is_over).then_some(task)
+}
+
+/// Ends a task. Its parameters may have a secret, and are not kept.
+fn end_snapshot(task: &mut SnapshotTask) {
+    task.is_over = true;
+    if let SnapshotWish::Create { parameters, .. } = &mut task.what {
+        parameters.clear();
     }
 }
 

@@ -104,6 +104,7 @@ pub fn healthy() -> PluginReport {
         attaches: Attaches::Yes.into(),
         node_id: "a controller's node".into(),
         controller: true,
+        calls: 0,
     }
 }
 

@@ -25,5 +25,7 @@ mod lists;
 mod operator_failures;
 mod operators;
 mod program;
+mod questions;
 mod queue;
 mod site;
+mod snapshots;

@@ -98,17 +98,17 @@ may = ["release-others"]
 [[grant]]
 who = "operator/all"
 namespaces = ["*"]
-may = ["create", "delete", "expand"]
+may = ["create", "delete", "expand", "snapshot"]
 
 [[grant]]
 who = "node/n-creates"
 namespaces = ["default"]
-may = ["create", "delete", "expand"]
+may = ["create", "delete", "expand", "snapshot"]
 
 [[grant]]
 who = "operator/creates"
 namespaces = ["default"]
-may = ["create", "delete", "expand"]
+may = ["create", "delete", "expand", "snapshot"]
 
 [[grant]]
 who = "operator/registers"
@@ -531,6 +531,7 @@ impl Session {
             attaches: Attaches::No.into(),
             node_id: node_id.into(),
             controller: false,
+            calls: 0,
         })
         .await;
     }

@@ -219,6 +219,7 @@ fn call_that_csid_toml_does_not_name_is_not_made() {
                 attaches: Attaches::Yes.into(),
                 node_id: "node n2".into(),
                 controller: false,
+                calls: 0,
             })
             .await;
         let refused = n2.claim(0, "data").await.unwrap_err();

@@ -54,6 +54,7 @@ async fn c1(site: &Site) -> (Session, Node) {
             attaches: Attaches::No.into(),
             node_id: "node c1".into(),
             controller: true,
+            calls: 0,
         })
         .await;
     (session, node)

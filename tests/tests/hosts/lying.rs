@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use csi_proto::cluster::v1::cluster_server::{Cluster, ClusterServer};
 use csi_proto::cluster::v1::{
     Accepted, CallName, ChangeAsk, ClaimAsk, ClaimInList, ClaimPage, ClaimRow, Done, FromNode, Granted,
-    ListAsk, NodeExpanded, Owed, ReleaseAsk, ToNode, VolumeAsk, VolumePage, VolumeRow, Welcome, Withdrawn,
-    to_node,
+    InventoryAsk, InventoryPage, ListAsk, NodeExpanded, Owed, ReleaseAsk, ToNode, VolumeAsk, VolumePage,
+    VolumeRow, Welcome, Withdrawn, to_node,
 };
 use csid_client::Kind;
 use csid_tests::ask::*;
@@ -77,6 +77,10 @@ impl Cluster for Lying {
     }
 
     async fn volumes(&self, _: Request<ListAsk>) -> Result<Response<Self::VolumesStream>, Status> {
+        unknown()
+    }
+
+    async fn inventory(&self, _: Request<InventoryAsk>) -> Result<Response<InventoryPage>, Status> {
         unknown()
     }
 

@@ -61,6 +61,7 @@ pub fn record(volume: &str, consumers: &[&str]) -> Record {
         pending_expansion: Some(Expansion { required: 1 << 40, limit: 0, by_controller: true }),
         owed_expansion: None,
         expanded_here: None,
+        snapshot: None,
         blocked: None,
         error: None,
     };

@@ -5,9 +5,11 @@ use std::time::Instant;
 
 use crate::error::{Error, Kind, Result};
 use crate::fault;
+use crate::plugin::Snapshot;
 use crate::store::event_kind::EventKind;
 use crate::store::registry::{
-    Claim, ClaimFilter, ClaimState, Expansion, ListedClaim, Record, RecordFilter, Standing, VolumeName,
+    Capability, Claim, ClaimFilter, ClaimState, Expansion, ListedClaim, MadeSnapshot, Record, RecordFilter,
+    Standing, VolumeName,
 };
 use crate::store::rows::Phase;
 use crate::store::{Durability, MountFilter};
@@ -22,7 +24,7 @@ use crate::volume::model::claim::Claims;
 use crate::volume::model::subject::{ClaimKey, Subject};
 use crate::volume::operation::message::Message;
 use crate::volume::operation::request::{ControllerRequest, OperationResponse};
-use crate::volume::servers::{ServerCreation, Servers};
+use crate::volume::servers::{ServerCreation, ServerSnapshot, Servers};
 
 impl Context {
     /// Refuses a call that is not done in a cluster. `what` is the call.
@@ -74,7 +76,7 @@ fn is_movable(record: &Record) -> bool {
 fn refuse_at_servers(uid: u32, has_secrets: bool) -> Result<()> {
     match () {
         () if uid != 0 => {
-            let text = "in a cluster root alone creates and deletes volumes on a host";
+            let text = "in a cluster root alone creates, deletes, validates and snapshots volumes on a host";
             Err(Error::new(Kind::NotAuthorized, text))
         }
         () if has_secrets => {
@@ -271,6 +273,47 @@ impl Volumes {
             }
             _ => Err(Error::internal("an expansion was answered with another's answer")),
         }
+    }
+
+    /// Returns whether a plugin here can be asked about a volume: the journal has the volume, and the plugin has a controller.
+    pub(in crate::volume) async fn is_asked_here(&self, name: &VolumeName) -> Result<bool> {
+        let record = self.shared.records.registry.record(name.clone()).await?;
+        Ok(record.registration.is_some() && self.shared.plugins.has_roots_controller(&record.volume.plugin))
+    }
+
+    /// Has the servers ask a volume's plugin whether it confirms these capabilities.
+    pub(in crate::volume) async fn validate_at_servers(
+        &self,
+        servers: &dyn Servers,
+        request: VolumeRequest,
+        capabilities: Vec<Capability>,
+    ) -> Result<(bool, String)> {
+        let VolumeRequest { name, uid, secrets, credential, wait, .. } = request;
+        refuse_at_servers(uid, secrets.is_some() || credential.is_some())?;
+        let asked = servers.validate(name.clone(), capabilities);
+        let asked = tokio::time::timeout_at(self.give_up_at(&wait).into(), asked).await;
+        let late = |_| Error::new(Kind::TimedOut, format!("no server has answered about {name} in time"));
+        Ok(match asked.map_err(late)?? {
+            Ok(()) => (true, String::new()),
+            Err(message) => (false, message),
+        })
+    }
+
+    /// Has the servers make a snapshot of a volume.
+    pub(in crate::volume) async fn snapshot_at_servers(
+        &self,
+        servers: &dyn Servers,
+        request: VolumeRequest,
+        snapshot: ServerSnapshot,
+    ) -> Result<Snapshot> {
+        let VolumeRequest { name, inline, uid, secrets, credential, wait } = request;
+        if inline.is_some() {
+            self.shared.refuse_in_cluster("CreateSnapshot of a volume that is not registered")?;
+        }
+        refuse_at_servers(uid, secrets.is_some() || credential.is_some())?;
+        let made = servers.snapshot(name, snapshot, self.give_up_at(&wait)).await?;
+        let MadeSnapshot { id, external_id, size, created_usec, ready } = made;
+        Ok(Snapshot { id, external_id, size, created_usec, ready })
     }
 
     /// Does this node's part of an expansion that the servers have asked for. If the volume is not mounted, its next mount does it.
