@@ -17,8 +17,8 @@ pub use plugin::{
     Capacity, DeleteSnapshot, Drain, Exec, Logs, Plugin, PluginWait, Register, Snapshots, Top, Upgrade,
 };
 pub use volume::{
-    Amount, Bind, Claim, Claims, Confirm, Create, OneVolume, RegisterVolume, Release, Secrets, Spec,
-    Topology, Volume, Volumes,
+    Amount, Bind, Claim, Claims, Confirm, Create, OneVolume, RegisterVolume, Release, Secrets, Snapshot,
+    Spec, Topology, Volume, Volumes,
 };
 
 use common::words;
@@ -99,8 +99,25 @@ impl Cli {
                 Volume::Expand(args) if args.secrets.secrets_file.is_some() => Some("--secrets-file"),
                 Volume::Expand(args) if args.secrets.credential.is_some() => Some("--credential"),
                 Volume::Expand(args) => of_operations(&args.wait, None),
+                Volume::Snapshot(args) if args.secrets.secrets_file.is_some() => Some("--secrets-file"),
+                Volume::Snapshot(args) if args.secrets.credential.is_some() => Some("--credential"),
+                Volume::Snapshot(args) => of_operations(&args.wait, None),
+                Volume::Validate { secrets, .. } if secrets.secrets_file.is_some() => Some("--secrets-file"),
+                Volume::Validate { secrets, .. } if secrets.credential.is_some() => Some("--credential"),
+                Volume::Validate { wait, .. } => of_operations(wait, wait.deadline.usec()),
                 _ => return refused(OPERATORS),
             },
+            Command::Plugin(command) => match &**command {
+                Plugin::Volumes { .. } => None,
+                Plugin::DeleteSnapshot(args) if args.secrets.secrets_file.is_some() => Some("--secrets-file"),
+                Plugin::DeleteSnapshot(args) if args.secrets.credential.is_some() => Some("--credential"),
+                Plugin::DeleteSnapshot(_) => None,
+                Plugin::Capacity(args) => args.deadline.usec().map(|_| "--deadline"),
+                _ => return refused(OPERATORS),
+            },
+            Command::Snapshots(args) if args.secrets.secrets_file.is_some() => Some("--secrets-file"),
+            Command::Snapshots(args) if args.secrets.credential.is_some() => Some("--credential"),
+            Command::Snapshots(_) => None,
             Command::Claims(args) => args.past.then_some("--past"),
             Command::Release(args) if args.forget => Some("--forget"),
             Command::Release(args) if args.secrets.secrets_file.is_some() => Some("--secrets-file"),
@@ -125,7 +142,9 @@ impl Cli {
 
 /// The commands with --operator.
 const OPERATORS: &str = "--operator is for `csictl node`, `csictl server`, `volume list`, `volume show`, `volume register`, `volume deregister`, \
-                         `volume create`, `volume delete`, `volume expand`, `claims` and `release`; other commands ask csid on this host";
+                         `volume create`, `volume delete`, `volume expand`, `volume validate`, `volume snapshot`, `plugin volumes`, \
+                         `plugin capacity`, `plugin delete-snapshot`, `snapshots`, \
+                         `claims` and `release`; other commands ask csid on this host";
 
 /// Returns an option of csid's operations that is given, and which servers do not have.
 fn of_operations(wait: &Wait, deadline: Option<u64>) -> Option<&'static str> {
@@ -446,6 +465,12 @@ mod tests {
             ("csictl --operator volume create ns v --plugin p --capacity 1GiB --deadline 5s", None),
             ("csictl --operator volume delete ns v --yes ns/v --deadline 5s", None),
             ("csictl --operator volume expand ns v 1GiB --limit 2GiB --deadline 5s", None),
+            ("csictl --operator volume validate ns v --access-mode single-node-writer", None),
+            ("csictl --operator volume snapshot ns v s --no-wait --deadline 5s", None),
+            ("csictl --operator plugin delete-snapshot p s --yes s --deadline 5s", None),
+            ("csictl --operator plugin volumes p", None),
+            ("csictl --operator plugin capacity p --parameter pool=fast", None),
+            ("csictl --operator snapshots p --external-id x", None),
             ("csictl --operator claims --volume v", None),
             ("csictl --operator release ns v job --node n1 --force --deadline 5s", None),
         ] {
@@ -455,10 +480,13 @@ mod tests {
         assert!(parse("csictl status").check().is_ok());
         for line in [
             "csictl --operator status",
+            "csictl --operator plugin restart p",
+            "csictl --operator plugin capacity p --deadline 5s",
+            "csictl --operator volume validate ns v --credential c",
+            "csictl --operator snapshots p --credential c",
             "csictl --operator cluster status",
             "csictl --operator=a.toml volume delete ns v --credential c",
             "csictl --operator=a.toml volume expand ns v 1GiB --part node",
-            "csictl --operator=a.toml volume snapshot ns v s",
             "csictl --operator volume create ns v --plugin p --snapshot s",
             "csictl --operator volume create ns v --plugin p --operation-id x",
             "csictl --operator volume deregister ns v --force",

@@ -7,6 +7,7 @@ mod exec;
 mod node;
 mod operated;
 mod plugin;
+mod questions;
 mod server;
 mod spec;
 mod stats;
@@ -22,7 +23,7 @@ use csid_client::{
 use serde_json::json;
 
 use crate::{
-    args::{AdoptMount, Cli, Command, Deadline, Mount, Mounts, Name, Reconcile, Unmount},
+    args::{AdoptMount, Cli, Command, Deadline, Mount, Mounts, Name, Reconcile, Unmount, Volume},
     doctor, generate,
     helpers::fstab::faults,
     hints::Tried,
@@ -54,8 +55,18 @@ async fn dispatch(cli: Cli, tried: &mut Tried) -> anyhow::Result<ExitCode> {
     let connect = || Client::connect(&target);
     match cli.command {
         Command::Status => status(&connect().await?, json).await?,
-        Command::Volume(command) if by_operator => {
-            operated::volume(&servers()?, *command, json, tried).await?
+        Command::Volume(command) if by_operator => match *command {
+            Volume::Validate { volume, access_mode, block, .. } => {
+                return questions::validate(&servers()?, volume, (access_mode, block), json, tried).await;
+            }
+            Volume::Snapshot(args) => questions::snapshot(&servers()?, args, json, tried).await?,
+            command => operated::volume(&servers()?, command, json, tried).await?,
+        },
+        Command::Plugin(command) if by_operator => {
+            questions::plugin(&servers()?, *command, json, tried).await?
+        }
+        Command::Snapshots(args) if by_operator => {
+            questions::snapshots(&servers()?, args, json, tried).await?
         }
         Command::Claims(args) if by_operator => operated::claims(&servers()?, args, json, tried).await?,
         Command::Release(args) if by_operator => operated::release(&servers()?, args, json, tried).await?,

@@ -183,7 +183,7 @@ impl Cluster {
     }
 
     /// Refuses a caller with as many changes under way as it may have. Each keeps the servers busy until it ends.
-    async fn refuse_more_unfinished(&self, caller: &Identity) -> Result<()> {
+    pub(crate) async fn refuse_more_unfinished(&self, caller: &Identity) -> Result<()> {
         let owner = caller.to_string();
         let is_one = |record: &&Record| {
             rules::is_unfinished(record) && record.registration.as_ref().is_some_and(|of| of.owner == owner)

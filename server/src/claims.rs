@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use csi_proto::cluster::v1::to_node::Is;
 use csi_proto::cluster::v1::{Accepted, ClaimAsk, ClaimChanged, Done, Granted, Owed, ReleaseAsk};
 use csi_proto::identity::{Identity, Role, is_member_name};
 use csid::error::{Obstacle, Step, shortened};
@@ -17,6 +18,7 @@ use crate::grants::May;
 use crate::queue;
 use crate::records::{Around, TRIES, busy, stepped};
 use crate::rows::{NodeRow, NodeState, PluginRow, Read};
+use crate::sessions::Due;
 use crate::view;
 use crate::wanted::{CONTROLLER, Found, QueuePlace, Tried, Wanted, filter_of};
 
@@ -429,26 +431,21 @@ impl Cluster {
         }
         Err(busy(name))
     }
+}
 
-    /// Returns the claims that their nodes have to release, and the revision at which they were.
-    pub async fn due_releases(&self) -> Result<(Vec<(String, ClaimChanged)>, u64)> {
-        let (records, index) = self.registry.restless().await?;
-        let mut due = Vec::new();
-        for record in &records {
-            let claims = record.claims.iter();
-            for claim in claims.filter(|claim| claim.releasing && claim.state == ClaimState::Taken) {
-                let changed = ClaimChanged {
-                    claim: claim.id.clone(),
-                    namespace: record.name.namespace.clone(),
-                    volume: record.name.volume.clone(),
-                    consumer: claim.consumer.clone(),
-                    state: "releasing".to_owned(),
-                };
-                due.push((claim.node.clone(), changed));
-            }
-        }
-        Ok((due, index))
-    }
+/// Returns the claims of a volume that their nodes have to release.
+pub fn due_releases(record: &Record) -> impl Iterator<Item = Due> {
+    let is_due = |claim: &&Claim| claim.releasing && claim.state == ClaimState::Taken;
+    record.claims.iter().filter(is_due).map(|claim| {
+        let changed = ClaimChanged {
+            claim: claim.id.clone(),
+            namespace: record.name.namespace.clone(),
+            volume: record.name.volume.clone(),
+            consumer: claim.consumer.clone(),
+            state: "releasing".to_owned(),
+        };
+        Due { node: claim.node.clone(), is: Is::Changed(changed) }
+    })
 }
 
 fn granted(record: &Record, caller: &Identity, wanted: &Claim) -> Result<Granted> {

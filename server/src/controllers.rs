@@ -12,6 +12,7 @@ use csid_etcd::{Expected, Guard, RowKey, Write, Written};
 use crate::cluster::{Cluster, node_guard};
 use crate::failure::Result;
 use crate::rows::{self, NodeRow, NodeState, PluginRow, Read};
+use crate::sessions::Hosted;
 
 /// Tries of a change that others are faster with.
 const TRIES: usize = 16;
@@ -54,14 +55,24 @@ impl Cluster {
         row.is_some_and(|row| row.controllers.iter().any(is_one))
     }
 
-    /// Returns the plugins whose controllers a node may be sent calls for, of those that are healthy there, and whether each attaches.
-    pub fn controllers_of(&self, node: &str, report: &Plugins) -> HashMap<String, bool> {
+    /// Returns which of some nodes may be asked about a plugin, in an order that stays the same. A plugin has volumes of all namespaces.
+    pub fn hosts_of_plugin(&self, plugin: &str, mut nodes: Vec<String>) -> Vec<String> {
+        let grants = &self.config.grants;
+        nodes.retain(|node| grants.allow_controller(&self.identity_of(node), None, plugin));
+        nodes.sort();
+        nodes
+    }
+
+    /// Returns the plugins whose controllers a node may be sent calls for, of those that are healthy there, and what each does.
+    pub fn controllers_of(&self, node: &str, report: &Plugins) -> HashMap<String, Hosted> {
         let identity = self.identity_of(node);
         let is_one = |of: &&PluginReport| {
             of.controller && self.config.grants.allow_controller(&identity, None, &of.plugin)
         };
         let found = report.plugins.iter().filter(is_one);
-        found.map(|of| (of.plugin.clone(), of.attaches() == Attaches::Yes)).collect()
+        let hosted =
+            |of: &PluginReport| Hosted { attaches: of.attaches() == Attaches::Yes, answers: of.calls > 0 };
+        found.map(|of| (of.plugin.clone(), hosted(of))).collect()
     }
 
     /// Keeps which plugins of a node have a controller that attaches and that the node calls for others. The word of a node without the

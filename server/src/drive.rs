@@ -33,7 +33,7 @@ use crate::pace::{Awaited, Calls, Memory, Wish};
 use crate::records::{Around, TRIES, busy, stepped};
 use crate::rows::NodeState;
 use crate::sessions::Sessions;
-use crate::volume_calls::rpc_of_volume;
+use crate::volume_calls::{leaves_claims, rpc_of_volume};
 
 /// How much longer than that and than the plugin's time a server waits for the answer.
 const LATER: Duration = Duration::from_secs(5);
@@ -303,8 +303,8 @@ impl Driving {
         let mut of_volume: Option<Duration> = None;
         if let Some(rpc) = rpc_of_volume(&record) {
             match self.turn_of_volume(&record, rpc, memory, guards.clone()).await? {
-                // Claims have their turn while an expansion waits.
-                Turn::Wait(time) | Turn::Rest(time) if rpc == DrivenRpc::Expand => of_volume = Some(time),
+                // Claims have their turn while an expansion or a snapshot waits.
+                Turn::Wait(time) | Turn::Rest(time) if leaves_claims(rpc) => of_volume = Some(time),
                 turn => return Ok(turn),
             }
         }
@@ -719,7 +719,11 @@ fn effect_of(call: &DrivenCall) -> Option<ClaimEffect> {
     let action = match call.rpc {
         DrivenRpc::Publish => ClaimAction::Attach,
         DrivenRpc::Unpublish => ClaimAction::Detach,
-        DrivenRpc::Create | DrivenRpc::Delete | DrivenRpc::Expand => return None,
+        DrivenRpc::Create
+        | DrivenRpc::Delete
+        | DrivenRpc::Expand
+        | DrivenRpc::Snapshot
+        | DrivenRpc::DeleteSnapshot => return None,
     };
     let (consumer, node) = (call.consumer.clone(), call.node.clone());
     Some(ClaimEffect { action, consumer, node, from: None, grant: None })

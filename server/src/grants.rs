@@ -31,6 +31,7 @@ pub enum May {
     Create,
     Delete,
     Expand,
+    Snapshot,
     ClaimFor,
     ReleaseOthers,
     Fence,
@@ -50,6 +51,7 @@ impl May {
             May::Create => "create",
             May::Delete => "delete",
             May::Expand => "expand",
+            May::Snapshot => "snapshot",
             May::ClaimFor => "claim-for",
             May::ReleaseOthers => "release-others",
             May::Fence => "fence",
@@ -60,7 +62,7 @@ impl May {
 }
 
 /// Words that a later server takes. A configuration may have them already; they allow nothing yet.
-const LATER: [&str; 3] = ["snapshot", "attach", "cluster"];
+const LATER: [&str; 2] = ["attach", "cluster"];
 
 /// The beginning of a word that has the name of a plugin, whose controller calls a node may be sent.
 const CONTROLLER: &str = "controller:";
@@ -165,6 +167,7 @@ fn is_word(word: &str) -> bool {
         May::Create,
         May::Delete,
         May::Expand,
+        May::Snapshot,
         May::ClaimFor,
         May::ReleaseOthers,
         May::Fence,

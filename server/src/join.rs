@@ -310,6 +310,7 @@ mod tests {
             node_id: (*node_id).to_owned(),
             controller: false,
             max_volumes: None,
+            calls: 0,
         };
         Plugins { plugins: plugins.iter().map(one).collect() }
     }

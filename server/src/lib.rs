@@ -4,8 +4,9 @@
 //! alone. `access` says who calls and what the grants allow, and `certificates` verifies callers. `stream` sends answers in pages.
 //! `metrics` counts, and `scrape` serves what is counted. `claims` and `volumes` change records by csid's rules (`csid::volume::rules`); `records` is what both share,
 //! and `lists` shows them. `drive` has controllers called, on the nodes that `controllers` knows; `forward` is such a call. `changes` begins
-//! creations, expansions and deletions, `provisioning` drives them, and `volume_calls` are their calls. `queue` has the claims that wait, and `used` counts the volumes of nodes. `nodes` and
-//! `servers` have what operators see of the cluster itself, and change; `fence` ends the claims of a node that is off,
+//! creations, expansions and deletions, `provisioning` drives them, and `volume_calls` are their calls. `expansions` has the nodes' parts. `snapshots` are begun
+//! as volumes' changes are. `questions` asks controllers what changes nothing. `queue` has the claims that wait, and `used` counts the volumes of nodes.
+//! `nodes` and `servers` have what operators see of the cluster itself, and change; `fence` ends the claims of a node that is off,
 //! `fence_command` switches it off, and `away` does both after a time. `audit` finds what does not fit
 //! in etcd. `join` and `sessions` know the nodes that are there. `presence` is this server in
 //! etcd. `cluster` has what they share. Decisions 0007 and 0009 say what is built.
@@ -29,6 +30,7 @@ mod cluster;
 mod config;
 mod controllers;
 mod drive;
+mod expansions;
 mod failure;
 mod fence;
 mod fence_command;
@@ -45,6 +47,7 @@ mod places;
 mod presence;
 mod program;
 mod provisioning;
+mod questions;
 mod queue;
 mod records;
 mod rows;
@@ -54,6 +57,7 @@ mod service;
 mod sessions;
 #[cfg(test)]
 mod simulation;
+mod snapshots;
 mod stream;
 mod time;
 mod used;

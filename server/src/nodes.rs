@@ -329,7 +329,7 @@ fn shown(node: &str, row: &Read<NodeRow>, sessions: Vec<NodeSession>, claims: u6
         };
         let node_id = of.node_id.clone().unwrap_or_default();
         let (plugin, attaches) = (plugin.clone(), attaches.into());
-        PluginReport { plugin, attaches, node_id, controller: false, max_volumes: of.max_volumes }
+        PluginReport { plugin, attaches, node_id, controller: false, calls: 0, max_volumes: of.max_volumes }
     });
     Shown {
         node: node.to_owned(),

@@ -24,9 +24,11 @@ use tracing_subscriber::EnvFilter;
 
 use crate::away::fence_away;
 use crate::certificates::Certificates;
+use crate::claims::due_releases;
 use crate::cluster::{Cluster, check};
 use crate::config::{Config, Keys, credentials};
 use crate::drive::Driving;
+use crate::expansions::due_expansions;
 use crate::gate::GateLayer;
 use crate::listen;
 use crate::places::Places;
@@ -216,7 +218,7 @@ async fn run(config: Config, keys: Keys) -> Result<()> {
         let cluster = cluster.clone();
         async move { cluster.presence.keep(&cluster.registry, row, || notify(NotifyState::Watchdog)).await }
     });
-    let asking = tokio::spawn(ask_for_releases(cluster.clone(), sessions.clone()));
+    let asking = tokio::spawn(ask_nodes(cluster.clone(), sessions.clone()));
     let ending = tokio::spawn(end_sessions(cluster.clone(), sessions.clone()));
     let fencing = tokio::spawn(fence_away(cluster.clone(), name));
     let driving = Arc::new(Driving::new(cluster.clone(), sessions.clone()));
@@ -292,18 +294,20 @@ async fn run(config: Config, keys: Keys) -> Result<()> {
     }
 }
 
-/// Asks nodes for the releases that operators want, until the task is aborted.
-pub async fn ask_for_releases(cluster: Arc<Cluster>, sessions: Arc<Sessions>) {
+/// Asks nodes for the releases that operators want, and for their parts of expansions, until the task is aborted.
+pub async fn ask_nodes(cluster: Arc<Cluster>, sessions: Arc<Sessions>) {
     loop {
-        match cluster.due_releases().await {
-            Ok((due, index)) => {
-                sessions.ask_for_releases(&due);
+        match cluster.registry.restless().await {
+            Ok((records, index)) => {
+                let due =
+                    records.iter().flat_map(|record| due_releases(record).chain(due_expansions(record)));
+                sessions.ask(&due.collect::<Vec<_>>());
                 // A session that comes later wants them, too: a beat changes the index every few seconds.
                 if cluster.registry_changed(index).await.is_none() {
                     return;
                 }
             }
-            Err(error) => tracing::warn!(%error, "the claims to release cannot be listed"),
+            Err(error) => tracing::warn!(%error, "what nodes have to do cannot be listed"),
         }
         tokio::time::sleep(LOOK).await;
     }

@@ -16,7 +16,7 @@ use std::time::Duration;
 use csi_proto::cluster::v1::CallClass;
 use csid::store::registry::{
     Blocked, Conflict, DrivenCall, DrivenRpc, Driver, Expansion, Record, Registration, Registry,
-    RegistryError, VolumeName,
+    RegistryError, SnapshotError, VolumeName,
 };
 use csid::volume::rules;
 use csid::{Error, Kind};
@@ -28,7 +28,7 @@ use crate::drive::{BLOCKED, Driving, FRESH, NOTHING, Next, SHORT, Sent, Turn, in
 use crate::failure::Result;
 use crate::pace::{Memory, Wish};
 use crate::records::{TRIES, busy};
-use crate::volume_calls::{VolumeCall, VolumeEnd, VolumeFailure, is_unasked, word};
+use crate::volume_calls::{VolumeCall, VolumeEnd, VolumeFailure, is_unasked, leaves_claims, word};
 
 /// Returns the name under which the failure of a volume's call is kept for the callers that wait.
 pub fn failure_name(rpc: DrivenRpc, name: &VolumeName) -> String {
@@ -50,8 +50,8 @@ impl Driving {
         mut guards: Vec<Guard>,
     ) -> Result<Turn> {
         let wish = wish_of(record, rpc);
-        // Claims have their failures while the volume is expanded, and else none.
-        memory.failed.retain(|of, _| *of == wish || (rpc == DrivenRpc::Expand && !of.is_of_volume()));
+        // Claims have their failures while the volume is expanded or a snapshot is made, and else none.
+        memory.failed.retain(|of, _| *of == wish || (leaves_claims(rpc) && !of.is_of_volume()));
         if record.registration.as_ref().is_some_and(|of| of.blocked.is_some())
             && !memory.failed.contains_key(&wish)
         {
@@ -61,7 +61,11 @@ impl Driving {
             return Ok(if left < SHORT { Turn::Wait(left) } else { Turn::Rest(left) });
         }
         let plugin = &record.volume.plugin;
-        let hosts = self.cluster.hosts(record, self.sessions.all_controllers(plugin));
+        let nodes = match rpc {
+            DrivenRpc::Snapshot | DrivenRpc::DeleteSnapshot => self.sessions.answering(plugin),
+            _ => self.sessions.all_controllers(plugin),
+        };
+        let hosts = self.cluster.hosts(record, nodes);
         let Next { host, may_run } = self.choose(record, &hosts, memory);
         let Some(host) = host else { return Ok(Turn::Rest(may_run.unwrap_or(NOTHING))) };
         let Some(_calling) = self.calls.begin_for_volume(plugin) else { return Ok(Turn::Rest(SHORT)) };
@@ -74,17 +78,16 @@ impl Driving {
             Some((VolumeEnd::Created(_), false)) => {
                 memory.has_failed(Wish::of_volume(word(rpc), true), BLOCKED);
             }
-            Some((VolumeEnd::Created(_) | VolumeEnd::Deleted | VolumeEnd::Expanded { .. }, _)) => {
-                memory.failed.remove(&wish);
-            }
+            // It is asked for again, until it is ready.
+            Some((VolumeEnd::Snapshot(made), _)) if !made.ready => memory.has_failed(wish, SHORT),
             Some((VolumeEnd::Failed(failed), _)) if failed.is_retried() => {
                 memory.has_failed(wish, Duration::ZERO);
             }
-            // A refused expansion is over.
-            Some((VolumeEnd::Failed(_), _)) if rpc == DrivenRpc::Expand => {
-                memory.failed.remove(&wish);
+            // A refused expansion is over, and so is a snapshot.
+            Some((VolumeEnd::Failed(_), _)) if !leaves_claims(rpc) => {
+                memory.has_failed(Wish::of_volume(word(rpc), true), BLOCKED);
             }
-            Some((VolumeEnd::Failed(_), _)) => memory.has_failed(Wish::of_volume(word(rpc), true), BLOCKED),
+            Some(_) => drop(memory.failed.remove(&wish)),
         }
         Ok(Turn::Again)
     }
@@ -101,7 +104,7 @@ impl Driving {
         let here = self.cluster.presence.here()?;
         let mut call = VolumeCall::new(record, rpc, host, self.cluster.config.controller_time)?;
         let mut after = record.clone();
-        rules::set_unasked(&mut after, false);
+        set_asked(&mut after, rpc);
         // The host may still run the call before, which has no answer.
         let before = record.driver.as_ref().filter(|driver| driver.host == host);
         let (node, consumer) = Default::default();
@@ -133,7 +136,11 @@ impl Driving {
         let name = &had.name;
         let had_driver = had.driver.as_ref().filter(|driver| driver.host == call.host);
         let unanswered = match ended {
-            VolumeEnd::Created(_) | VolumeEnd::Deleted | VolumeEnd::Expanded { .. } => None,
+            VolumeEnd::Created(_)
+            | VolumeEnd::Deleted
+            | VolumeEnd::Expanded { .. }
+            | VolumeEnd::Snapshot(_)
+            | VolumeEnd::SnapshotGone => None,
             VolumeEnd::Failed(failed) => match failed.class {
                 // The plugin may go on with it after its time. Another host's plugin would not wait for that.
                 CallClass::Unknown | CallClass::Again => Some(call.message.call.clone()),
@@ -173,6 +180,13 @@ impl Driving {
                     if let Some(asked) = pending(had) {
                         rules::enter_expanded(&mut after, asked, *capacity, *node_is_due);
                     }
+                }
+                (VolumeEnd::Snapshot(made), _) => {
+                    rules::enter_snapshot(&mut after, &call.snapshot, made.clone());
+                }
+                (VolumeEnd::SnapshotGone, _) => rules::snapshot_deleted(&mut after, &call.snapshot),
+                (VolumeEnd::Failed(of), _) if !call.snapshot.is_empty() => {
+                    enter_snapshot_failure(&mut after, &call.snapshot, of, had);
                 }
                 (VolumeEnd::Failed(of), _) => failed = enter_failure(&mut after, call.rpc, of, had),
             }
@@ -239,6 +253,26 @@ fn enter_failure(record: &mut Record, rpc: DrivenRpc, failed: &VolumeFailure, ha
         rules::set_unasked(record, true);
     }
     None
+}
+
+/// Notes that the plugin is asked.
+fn set_asked(record: &mut Record, rpc: DrivenRpc) {
+    match rpc {
+        DrivenRpc::Snapshot | DrivenRpc::DeleteSnapshot => rules::set_snapshot_unasked(record, false),
+        _ => rules::set_unasked(record, false),
+    }
+}
+
+/// Enters that a call for a snapshot has failed. A refusal after a call without an answer proves nothing.
+fn enter_snapshot_failure(record: &mut Record, call: &str, failed: &VolumeFailure, had: &Record) {
+    let asked_before = had.wanted_snapshot().is_some_and(|task| !task.unasked);
+    let is_open = !failed.is_retried() && !failed.is_no(asked_before);
+    let kind = if is_open { Kind::Uncertain } else { failed.error.kind };
+    let error = SnapshotError { kind: kind.name().to_owned(), message: failed.error.message.clone() };
+    rules::snapshot_failed(record, call, error, !failed.is_retried());
+    if failed.class == CallClass::NotSent && !asked_before {
+        rules::set_snapshot_unasked(record, true);
+    }
 }
 
 fn note(record: &mut Record, error: &Error) {

@@ -103,14 +103,15 @@ impl Cluster {
         Ok(Around { node, plugin, has_controllers })
     }
 
-    /// Writes a record, and the counts of nodes' volumes with it. `None`: it or a guarded row has changed since it was read, or a node has
-    /// no place for the volume any more.
+    /// Writes a record, and the counts of nodes' volumes with it. The nodes that owe an expansion are settled with its claims. `None`: it or a
+    /// guarded row has changed since it was read, or a node has no place for the volume any more.
     pub async fn swap(
         &self,
         before: &Record,
-        after: Record,
+        mut after: Record,
         mut guards: Vec<Guard>,
     ) -> Result<Option<Record>, RegistryError> {
+        rules::settle_owed(&mut after);
         let Some(mut counting) = self.count_used(before, &after).await? else { return Ok(None) };
         guards.append(&mut counting.guards);
         let writes = std::mem::take(&mut counting.writes);

@@ -8,8 +8,9 @@ use csi_proto::cluster::v1::cluster_server::Cluster as Calls;
 use csi_proto::cluster::v1::from_node::Is as From;
 use csi_proto::cluster::v1::to_node::Is as To;
 use csi_proto::cluster::v1::{
-    Accepted, CallName, ChangeAsk, ClaimAsk, ClaimPage, Done, FromNode, Granted, Hello, ListAsk, Owed,
-    Plugins, ReleaseAsk, ToNode, VolumeAsk, VolumePage, VolumeRow, Withdrawn,
+    Accepted, CallName, ChangeAsk, ClaimAsk, ClaimPage, Done, FromNode, Granted, Hello, InventoryAsk,
+    InventoryPage, ListAsk, NodeExpanded, Owed, Plugins, ReleaseAsk, ToNode, VolumeAsk, VolumePage,
+    VolumeRow, Withdrawn,
 };
 use csi_proto::identity::{Identity, Role};
 use csid::error::shortened;
@@ -84,6 +85,11 @@ impl Calls for Service {
         Ok(Response::new(self.cluster.detached(&caller, request.into_inner()).await?))
     }
 
+    async fn expanded(&self, request: Request<NodeExpanded>) -> Result<Response<Accepted>, Status> {
+        let caller = self.cluster.caller(&request)?;
+        Ok(Response::new(self.cluster.expanded(&caller, request.into_inner()).await?))
+    }
+
     async fn release(&self, request: Request<ReleaseAsk>) -> Result<Response<Done>, Status> {
         let caller = self.cluster.caller(&request)?;
         Ok(Response::new(self.cluster.release(&caller, request.into_inner()).await?))
@@ -92,9 +98,14 @@ impl Calls for Service {
     async fn change(&self, request: Request<ChangeAsk>) -> Result<Response<VolumeRow>, Status> {
         let caller = self.cluster.caller(&request)?;
         match request.into_inner().what {
-            Some(What::Register(register)) => {
-                Ok(Response::new(self.cluster.register(&caller, register).await?))
+            Some(What::Register(register)) => Ok(Response::new(self.register(&caller, register).await?)),
+            Some(What::Snapshot(snapshot)) => {
+                Ok(Response::new(self.cluster.snapshot(&caller, snapshot).await?))
             }
+            Some(What::DeleteSnapshot(delete)) => {
+                Ok(Response::new(self.delete_snapshot(&caller, delete).await?))
+            }
+            Some(What::Validate(validate)) => Ok(Response::new(self.validate(&caller, validate).await?)),
             Some(What::Create(create)) => Ok(Response::new(self.cluster.create(&caller, create).await?)),
             Some(What::Delete(delete)) => Ok(Response::new(self.cluster.delete(&caller, delete).await?)),
             Some(What::Expand(expand)) => Ok(Response::new(self.cluster.expand(&caller, expand).await?)),
@@ -124,6 +135,11 @@ impl Calls for Service {
     async fn claims(&self, request: Request<ListAsk>) -> Result<Response<Self::ClaimsStream>, Status> {
         let caller = self.cluster.caller(&request)?;
         self.list(caller, request.into_inner())
+    }
+
+    async fn inventory(&self, request: Request<InventoryAsk>) -> Result<Response<InventoryPage>, Status> {
+        let caller = self.cluster.caller(&request)?;
+        Ok(Response::new(self.ask_inventory(&caller, request.into_inner()).await?))
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use csi_proto::cluster::v1::to_node::Is;
-use csi_proto::cluster::v1::{CallEnded, ClaimChanged, ControllerCall, ToNode};
+use csi_proto::cluster::v1::{CallEnded, ControllerCall, Expand, ToNode};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::failure::ServerError;
@@ -31,14 +31,22 @@ struct Session {
     /// The revision of the join.
     revision: u64,
     sender: mpsc::Sender<Outgoing>,
-    /// Claims whose release the node was asked for.
+    /// What the node was asked for: claims that it has to release, and expansions.
     asked: HashSet<String>,
-    /// Plugins with a healthy controller on the node, as the node reports, and whether each attaches.
-    controllers: HashMap<String, bool>,
+    /// Plugins with a healthy controller on the node, as the node reports, and what each does.
+    controllers: HashMap<String, Hosted>,
     /// Controller calls that the node was sent, by their names.
     calls: HashMap<String, Waiting>,
     /// Ends the session's task: with a reason, or when it is dropped.
     end: oneshot::Sender<ServerError>,
+}
+
+/// A plugin's controller on a node, as the node reports it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hosted {
+    pub attaches: bool,
+    /// The node's csid knows the calls that change nothing.
+    pub answers: bool,
 }
 
 /// A controller call without an answer. It is dropped with the session: nothing answers it any more.
@@ -113,32 +121,52 @@ impl Sessions {
         Entered { sessions: self, node: node.to_owned(), number, over }
     }
 
-    /// Asks the nodes that have a session here for the releases that are due. A node is asked once in a session.
-    pub fn ask_for_releases(&self, due: &[(String, ClaimChanged)]) {
+    /// Asks the nodes that have a session here for what is due. A node is asked once in a session for the same.
+    pub fn ask(&self, due: &[Due]) {
         let mut table = self.lock();
-        for (node, changed) in due {
+        let mut asked = HashSet::new();
+        for Due { node, is } in due {
+            let name = asked_name(is);
             if let Some(session) = table.of.get_mut(node)
-                && !session.asked.contains(&changed.claim)
-                && session.sender.try_send(Ok(ToNode { is: Some(Is::Changed(changed.clone())) })).is_ok()
+                && !session.asked.contains(&name)
+                && session.sender.try_send(Ok(ToNode { is: Some(is.clone()) })).is_ok()
             {
-                session.asked.insert(changed.claim.clone());
+                session.asked.insert(name.clone());
             }
+            asked.insert((node.as_str(), name));
         }
-        let due: HashSet<&str> = due.iter().map(|(_, changed)| changed.claim.as_str()).collect();
-        for session in table.of.values_mut() {
-            session.asked.retain(|claim| due.contains(claim.as_str()));
+        for (node, session) in &mut table.of {
+            session.asked.retain(|name| asked.contains(&(node.as_str(), name.clone())));
         }
+    }
+}
+
+/// Something that a node has to do.
+#[derive(Clone, Debug)]
+pub struct Due {
+    pub node: String,
+    pub is: Is,
+}
+
+/// Returns what a message asks for. No other request of the node has this name.
+fn asked_name(is: &Is) -> String {
+    match is {
+        Is::Changed(changed) => changed.claim.clone(),
+        Is::Expand(Expand { namespace, volume, required, limit }) => {
+            format!("expand {namespace}/{volume} {required} {limit}")
+        }
+        Is::Welcome(_) | Is::Refused(_) | Is::Call(_) => String::new(),
     }
 }
 
 impl Sessions {
     /// Takes over which controllers are healthy on a node. Returns whether one has come.
-    pub fn set_controllers(&self, entered: &Entered<'_>, controllers: HashMap<String, bool>) -> bool {
+    pub fn set_controllers(&self, entered: &Entered<'_>, controllers: HashMap<String, Hosted>) -> bool {
         let mut table = self.lock();
         let Some(session) = table.of.get_mut(&entered.node).filter(|of| of.number == entered.number) else {
             return false;
         };
-        let is_new = |(plugin, attaches): (&String, &bool)| session.controllers.get(plugin) != Some(attaches);
+        let is_new = |(plugin, hosted): (&String, &Hosted)| session.controllers.get(plugin) != Some(hosted);
         let is_more = controllers.iter().any(is_new);
         session.controllers = controllers;
         is_more
@@ -146,7 +174,7 @@ impl Sessions {
 
     /// Returns the nodes with a session and a healthy controller of this plugin that attaches.
     pub fn controllers(&self, plugin: &str) -> Vec<String> {
-        self.with_controller(plugin, |attaches| attaches)
+        self.with_controller(plugin, |hosted| hosted.attaches)
     }
 
     /// Returns the nodes with a session and a healthy controller of this plugin, whether it attaches or not.
@@ -154,12 +182,17 @@ impl Sessions {
         self.with_controller(plugin, |_| true)
     }
 
-    fn with_controller(&self, plugin: &str, is_one: impl Fn(bool) -> bool) -> Vec<String> {
+    /// Returns the nodes with a session and a healthy controller of this plugin that may be asked what changes nothing.
+    pub fn answering(&self, plugin: &str) -> Vec<String> {
+        self.with_controller(plugin, |hosted| hosted.answers)
+    }
+
+    fn with_controller(&self, plugin: &str, is_one: impl Fn(Hosted) -> bool) -> Vec<String> {
         let table = self.lock();
         let found = table
             .of
             .iter()
-            .filter(|(_, session)| session.controllers.get(plugin).is_some_and(|attaches| is_one(*attaches)));
+            .filter(|(_, session)| session.controllers.get(plugin).is_some_and(|hosted| is_one(*hosted)));
         found.map(|(node, _)| node.clone()).collect()
     }
 
@@ -199,10 +232,13 @@ impl Drop for Entered<'_> {
 
 #[cfg(test)]
 mod tests {
+    use csi_proto::cluster::v1::ClaimChanged;
+
     use super::*;
 
-    fn due(claim: &str) -> Vec<(String, ClaimChanged)> {
-        vec![("n1".to_owned(), ClaimChanged { claim: claim.to_owned(), ..ClaimChanged::default() })]
+    fn due(claim: &str) -> Vec<Due> {
+        let changed = ClaimChanged { claim: claim.to_owned(), ..ClaimChanged::default() };
+        vec![Due { node: "n1".to_owned(), is: Is::Changed(changed) }]
     }
 
     fn is_over(entered: &mut Entered<'_>) -> bool {
@@ -292,7 +328,7 @@ mod tests {
         let sessions = Sessions::default();
         let (sender, mut receiver) = mpsc::channel(2);
         let _entered = sessions.enter("n1", 1, sender, ToNode::default());
-        sessions.ask_for_releases(&due("a"));
+        sessions.ask(&due("a"));
         assert_eq!(receiver.try_recv().unwrap().unwrap(), ToNode::default());
         assert!(receiver.try_recv().unwrap().unwrap().is.is_some());
     }
@@ -303,15 +339,15 @@ mod tests {
         let (sender, mut receiver) = mpsc::channel(1);
         let _entered = sessions.enter("n1", 1, sender, ToNode::default());
         receiver.try_recv().unwrap().unwrap();
-        sessions.ask_for_releases(&due("a"));
-        sessions.ask_for_releases(&due("a"));
+        sessions.ask(&due("a"));
+        sessions.ask(&due("a"));
         receiver.try_recv().unwrap().unwrap();
         assert!(receiver.try_recv().is_err(), "asked twice");
-        sessions.ask_for_releases(&[]);
-        sessions.ask_for_releases(&due("a"));
-        sessions.ask_for_releases(&[("n1".to_owned(), due("b").remove(0).1), due("a").remove(0)]);
+        sessions.ask(&[]);
+        sessions.ask(&due("a"));
+        sessions.ask(&[due("b").remove(0), due("a").remove(0)]);
         assert!(receiver.try_recv().is_ok(), "a release that was over and is due again");
-        sessions.ask_for_releases(&[due("b").remove(0), due("a").remove(0)]);
+        sessions.ask(&[due("b").remove(0), due("a").remove(0)]);
         let asked = receiver.try_recv().unwrap().unwrap();
         assert!(matches!(asked.is, Some(Is::Changed(changed)) if changed.claim == "b"), "it was full before");
     }

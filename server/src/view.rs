@@ -4,8 +4,8 @@ use csi_proto::cluster::v1::{ClaimInList, ClaimRow, NodeExpansion, QueueRow, Spe
 use csi_proto::identity::{Identity, Role};
 use csid::cluster::rows::write_spec;
 use csid::error::cut;
-use csid::store::registry::{Claim, ClaimState, Expansion, Record, Standing, VolumeSpec};
-use csid::volume::rules::words_of;
+use csid::store::registry::{Claim, ClaimState, Expansion, Record, Registration, Standing, VolumeSpec};
+use csid::volume::rules::{owes, words_of};
 use csid_etcd::ClaimInList as ClaimOfList;
 
 /// Claims in a volume's row at most: for operators, and for others. A node needs its own ones, and takes 128 KiB.
@@ -14,6 +14,8 @@ const CLAIMS: usize = 64;
 /// The same of claims that wait.
 const OPERATORS_QUEUE: usize = 64;
 const QUEUE: usize = 16;
+/// The nodes in it at most that owe an expansion.
+const OWING: usize = 64;
 /// The limit of a claim's error and of a volume's, in bytes.
 const ERROR: usize = 512;
 
@@ -52,16 +54,31 @@ pub fn row(record: &Record, caller: &Identity) -> VolumeRow {
         capacity: registration.and_then(|of| of.capacity).unwrap_or(0),
         queue: record.queue.iter().take(queued).map(|queued| queue_row(&queued.claim)).collect(),
         queue_count: u64::try_from(record.queue.len()).unwrap_or(u64::MAX),
-        expansion: registration
-            .and_then(|of| of.pending_expansion)
-            .filter(|of| of.by_controller)
-            .map(|Expansion { required, limit, .. }| NodeExpansion { required, limit }),
+        validated: None,
+        snapshot: None,
+        expansion: registration.and_then(|of| expansion(of, caller)),
         error: registration
             .filter(|of| caller.role == Role::Operator || of.owner == caller.to_string())
             .and_then(|of| of.blocked.as_ref().map(|blocked| &blocked.reason).or(of.error.as_ref()))
             .map(|error| cut(error, ERROR).into_owned())
             .unwrap_or_default(),
     }
+}
+
+/// Returns what nodes owe of an expansion. A node that has done its part owes nothing.
+fn expansion(registration: &Registration, caller: &Identity) -> Option<NodeExpansion> {
+    let Some(owed) = &registration.owed_expansion else {
+        // A server of an earlier version has written it, and kept no list.
+        let pending = registration.pending_expansion.filter(|of| of.by_controller)?;
+        let Expansion { required, limit, .. } = pending;
+        return Some(NodeExpansion { required, limit, nodes: Vec::new() });
+    };
+    let nodes = match caller.role {
+        Role::Node if !owes(owed, &caller.name) => return None,
+        Role::Operator => owed.nodes.iter().take(OWING).cloned().collect(),
+        Role::Node | Role::Server => Vec::new(),
+    };
+    Some(NodeExpansion { required: owed.required, limit: owed.limit, nodes })
 }
 
 fn queue_row(claim: &Claim) -> QueueRow {

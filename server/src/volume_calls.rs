@@ -5,10 +5,10 @@ use std::time::Duration;
 use csi_proto::cluster::v1::call_ended::How;
 use csi_proto::cluster::v1::controller_call::Method;
 use csi_proto::cluster::v1::{
-    Answer, CallClass, CallEnded, Capability, ControllerCall, CreateVolume, CreatedVolume, DeleteVolume,
-    ExpandVolume, Topology,
+    Answer, CallClass, CallEnded, Capability, ControllerCall, CreateSnapshot, CreateVolume, CreatedVolume,
+    DeleteSnapshot, DeleteVolume, ExpandVolume, ExternalSnapshot, Topology,
 };
-use csid::store::registry::{DrivenRpc, Record, Registration, Standing};
+use csid::store::registry::{DrivenRpc, MadeSnapshot, Record, Registration, SnapshotWish, Standing};
 use csid::volume::rules::{self, Created};
 use csid::{Error, Kind};
 use tonic::Code;
@@ -22,7 +22,11 @@ pub fn rpc_of_volume(record: &Record) -> Option<DrivenRpc> {
         Standing::Creating(_) if record.volume.handle.is_creating() => Some(DrivenRpc::Create),
         Standing::Deleting { .. } => Some(DrivenRpc::Delete),
         Standing::Registered if record.awaits_expansion() => Some(DrivenRpc::Expand),
-        Standing::Creating(_) | Standing::Registered => None,
+        Standing::Registered => match record.wanted_snapshot()?.what {
+            SnapshotWish::Create { .. } => Some(DrivenRpc::Snapshot),
+            SnapshotWish::Delete { .. } => Some(DrivenRpc::DeleteSnapshot),
+        },
+        Standing::Creating(_) => None,
     }
 }
 
@@ -43,7 +47,14 @@ pub fn word(rpc: DrivenRpc) -> &'static str {
         DrivenRpc::Publish => "attach",
         DrivenRpc::Unpublish => "detach",
         DrivenRpc::Expand => "expand",
+        DrivenRpc::Snapshot => "snapshot",
+        DrivenRpc::DeleteSnapshot => "delete-snapshot",
     }
+}
+
+/// Returns whether claims of the volume have their turns while the call waits.
+pub fn leaves_claims(rpc: DrivenRpc) -> bool {
+    matches!(rpc, DrivenRpc::Expand | DrivenRpc::Snapshot | DrivenRpc::DeleteSnapshot)
 }
 
 /// A call for a volume that is ready to be sent.
@@ -51,6 +62,8 @@ pub struct VolumeCall {
     pub rpc: DrivenRpc,
     pub host: String,
     pub message: ControllerCall,
+    /// The caller's name of its call for a snapshot. Empty: it is for none.
+    pub snapshot: String,
 }
 
 /// How a call for a volume ended.
@@ -62,6 +75,8 @@ pub enum VolumeEnd {
         capacity: Option<u64>,
         node_is_due: bool,
     },
+    Snapshot(MadeSnapshot),
+    SnapshotGone,
     Failed(VolumeFailure),
 }
 
@@ -113,6 +128,7 @@ impl VolumeCall {
         let lacks = |what: &str| Error::internal(format!("{}: the record has no {what}", record.name));
         let registration = record.registration.as_ref().ok_or_else(|| lacks("registration"))?;
         let credential = registration.spec.credential.clone();
+        let mut snapshot = String::new();
         let (order, method) = match (rpc, &registration.standing) {
             (DrivenRpc::Create, Standing::Creating(creation)) => {
                 let capacities = (creation.capacity_min, creation.capacity_max);
@@ -125,10 +141,21 @@ impl VolumeCall {
                 let method = expanding(record, registration).ok_or_else(|| lacks("expansion"))?;
                 (record.volume.handle.text().into_owned(), Method::Expand(method))
             }
+            (DrivenRpc::Snapshot | DrivenRpc::DeleteSnapshot, Standing::Registered) => {
+                let task = record.wanted_snapshot().ok_or_else(|| lacks("snapshot"))?;
+                let method = match task.what.clone() {
+                    SnapshotWish::Create { name, parameters } => {
+                        Method::Snapshot(CreateSnapshot { name, parameters })
+                    }
+                    SnapshotWish::Delete { snapshot } => Method::DeleteSnapshot(DeleteSnapshot { snapshot }),
+                };
+                snapshot.clone_from(&task.call);
+                (record.volume.handle.text().into_owned(), method)
+            }
             _ => return Err(lacks("standing for the call").into()),
         };
         let message = message(record, registration, order, credential, method, time)?;
-        Ok(VolumeCall { rpc, host: host.to_owned(), message })
+        Ok(VolumeCall { rpc, host: host.to_owned(), message, snapshot })
     }
 
     /// Reads the end of the call, as the host says it.
@@ -143,8 +170,17 @@ impl VolumeCall {
             VolumeEnd::Failed(VolumeFailure::new(CallClass::Unknown, error))
         };
         match ended.how {
+            Some(How::Answer(Answer { snapshot: Some(made), .. })) if self.rpc == DrivenRpc::Snapshot => {
+                match check_made(record, &made) {
+                    Ok(made) => VolumeEnd::Snapshot(made),
+                    Err(error) => {
+                        unknown(format!("node {host}: the plugin's answer to CreateSnapshot: {error}"))
+                    }
+                }
+            }
             Some(How::Answer(Answer { created, expanded, .. })) => match (self.rpc, created, expanded) {
                 (DrivenRpc::Delete, _, _) => VolumeEnd::Deleted,
+                (DrivenRpc::DeleteSnapshot, _, _) => VolumeEnd::SnapshotGone,
                 (DrivenRpc::Create, Some(created), _) => self.read_created(record, created),
                 (DrivenRpc::Expand, _, Some(expanded)) => match i64::try_from(expanded.capacity) {
                     Ok(_) => VolumeEnd::Expanded {
@@ -203,6 +239,17 @@ impl VolumeCall {
             }
         }
     }
+}
+
+/// Checks a snapshot as its host says it.
+fn check_made(record: &Record, made: &ExternalSnapshot) -> csid::Result<MadeSnapshot> {
+    let ExternalSnapshot { id, external_id, size, created_usec, ready } = made.clone();
+    rules::check_external_id(&id)?;
+    if *external_id != *record.volume.handle.text() {
+        return Err(Error::invalid("the snapshot is of another volume"));
+    }
+    rules::check_capacity(size, 0)?;
+    Ok(MadeSnapshot { id, external_id, size, created_usec, ready })
 }
 
 /// Returns the call of a record's expansion. `None`: it has none, or is usable in no way.

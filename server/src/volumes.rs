@@ -3,7 +3,7 @@
 use csi_proto::cluster::v1::{Deregister, Register, VolumeAsk, VolumeRow};
 use csi_proto::identity::Identity;
 use csid::cluster::rows::read_spec;
-use csid::store::registry::{Claim, Conflict, Record, Registry, RegistryError, VolumeName};
+use csid::store::registry::{Claim, Conflict, Record, Registration, Registry, RegistryError, VolumeName};
 use csid::store::rows::VolumeKey;
 use csid::volume::rules;
 use csid::{Error, Kind};
@@ -15,18 +15,27 @@ use crate::records::{TRIES, busy};
 use crate::view;
 
 impl Cluster {
-    /// Registers a volume, or changes its registration.
-    pub async fn register(&self, caller: &Identity, ask: Register) -> Result<VolumeRow> {
+    /// Reads and checks a registration that a caller may make.
+    pub fn registration(
+        &self,
+        caller: &Identity,
+        ask: &Register,
+    ) -> Result<(VolumeName, VolumeKey, Registration)> {
         let name = rules::volume_name(&ask.namespace, &ask.volume)?;
         self.require(caller, &name.namespace, May::Register)?;
-        let spec = read_spec(ask.spec.unwrap_or_default())?;
+        let spec = read_spec(ask.spec.clone().unwrap_or_default())?;
         rules::check_volume(&ask.plugin, &ask.external_id, &spec)?;
         // The volume's context says which storage gets the secrets.
         if let Some(credential) = &spec.credential {
             rules::check_credential(&name.namespace, credential)?;
         }
-        let volume = VolumeKey::new(ask.plugin, ask.external_id);
-        let new = rules::new_registration(&caller.to_string(), spec);
+        let volume = VolumeKey::new(ask.plugin.clone(), ask.external_id.clone());
+        Ok((name, volume, rules::new_registration(&caller.to_string(), spec)))
+    }
+
+    /// Registers a volume, or changes its registration.
+    pub async fn register(&self, caller: &Identity, ask: Register) -> Result<VolumeRow> {
+        let (name, volume, new) = self.registration(caller, &ask)?;
         for _ in 0..TRIES {
             let here = self.presence.here()?;
             let meta = self.normal().await?;

@@ -43,7 +43,11 @@ pub async fn volume(servers: &Servers, command: Volume, json: bool, tried: &mut 
             let shown = rows::volume(&row);
             match json {
                 true => print_json(&of_cluster(&shown, &row)?)?,
-                false => print(&format!("{}{}", output::volume(&shown), output::queue(&row)))?,
+                false => print(&format!(
+                    "{}{}",
+                    output::volume(&shown),
+                    [output::expansion(&row), output::queue(&row)].concat()
+                ))?,
             }
             if row.queue_count > row.queue.len() as u64 {
                 let (shown, all) = (row.queue.len(), row.queue_count);
@@ -112,12 +116,13 @@ fn of_cluster(
 ) -> anyhow::Result<Value> {
     let mut value = serde_json::to_value(shown)?;
     value["owner"] = json!(row.owner);
+    value["expansion"] = output::expansion_json(row);
     (value["queue"], value["queue-count"]) = (output::queue_json(row), json!(row.queue_count));
     Ok(value)
 }
 
 /// Returns how long a creation or deletion is waited for.
-fn limit_of(deadline_usec: Option<u64>) -> Duration {
+pub fn limit_of(deadline_usec: Option<u64>) -> Duration {
     deadline_usec.map_or(CHANGE, Duration::from_micros)
 }
 
@@ -135,22 +140,32 @@ async fn change_within(
     limit: Duration,
 ) -> anyhow::Result<()> {
     let is_end = matches!(change, What::Deregister(_) | What::Delete(_));
-    let ask = ChangeAsk { what: Some(change) };
-    let begun = Instant::now();
-    let row = loop {
-        let row = servers.call(Some(what), async |channel| {
-            Ok(ClusterClient::new(channel).change(ask.clone()).await?.into_inner())
-        });
-        match row.await {
-            Err(error) if goes_on(&error) && begun.elapsed() < limit => {}
-            row => break row?,
-        }
-    };
+    let row = changed_within(servers, what, change, limit).await?;
     match json {
         true if !is_end => print_json(&of_cluster(&rows::volume(&row), &row)?)?,
         _ => done(json)?,
     }
     Ok(())
+}
+
+/// Changes a volume as [`change_within`] does, and returns the server's answer.
+pub async fn changed_within(
+    servers: &Servers,
+    what: &str,
+    change: What,
+    limit: Duration,
+) -> anyhow::Result<csi_proto::cluster::v1::VolumeRow> {
+    let ask = ChangeAsk { what: Some(change) };
+    let begun = Instant::now();
+    loop {
+        let row = servers.call(Some(what), async |channel| {
+            Ok(ClusterClient::new(channel).change(ask.clone()).await?.into_inner())
+        });
+        match row.await {
+            Err(error) if goes_on(&error) && begun.elapsed() < limit => {}
+            row => return row,
+        }
+    }
 }
 
 /// Returns whether the servers go on with a change that was not done in time.

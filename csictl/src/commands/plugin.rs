@@ -349,7 +349,7 @@ const RESTARTS: usize = 3;
 const ABORTED: u32 = 10;
 
 /// Returns all pages of a list. It may change meanwhile. After ABORTED it starts again (CSI rule 40).
-async fn pages<T>(
+pub(super) async fn pages<T>(
     what: &str,
     page: impl AsyncFn(String) -> anyhow::Result<(Vec<T>, String)>,
 ) -> anyhow::Result<Vec<T>> {

@@ -1,12 +1,13 @@
 //! Output about the nodes and servers of a cluster.
 
 use csi_proto::cluster::v1::{
-    Attaches, Finding, Machine, NodeRow, PluginReport, QueueRow, ServerRow, ServerRows, VolumeRow,
+    Attaches, Finding, Machine, NodeExpansion, NodeRow, PluginReport, QueueRow, ServerRow, ServerRows,
+    VolumeRow,
 };
 use csid_client::Cluster;
 use serde_json::{Value, json};
 
-use super::text::{facts, seconds, table, timestamp};
+use super::text::{facts, plain, seconds, table, timestamp};
 
 /// Returns this host's state in its cluster, on a line.
 pub fn cluster_line(row: &Cluster) -> String {
@@ -190,6 +191,24 @@ pub fn queue(row: &VolumeRow) -> String {
         true => String::new(),
         false => format!("\n{}", table(["WAITS", "MODE", "ACCESS", "SINCE"], rows)),
     }
+}
+
+/// Returns the nodes that have yet to do their part of an expansion. Empty: no node has.
+pub fn expansion(row: &VolumeRow) -> String {
+    match &row.expansion {
+        None => String::new(),
+        Some(of) if of.nodes.is_empty() => "\nThe next host that mounts the volume expands it.\n".to_owned(),
+        Some(of) => {
+            let nodes: Vec<String> = of.nodes.iter().map(|node| plain(node)).collect();
+            format!("\nHosts that have yet to expand the volume: {}\n", nodes.join(", "))
+        }
+    }
+}
+
+/// Returns the same as JSON. Null: no node has to expand the volume.
+pub fn expansion_json(row: &VolumeRow) -> Value {
+    let of = |of: &NodeExpansion| json!({ "required": of.required, "limit": of.limit, "nodes": of.nodes });
+    row.expansion.as_ref().map_or(Value::Null, of)
 }
 
 pub fn queue_json(row: &VolumeRow) -> Value {

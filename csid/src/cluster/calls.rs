@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 use csi_proto::cluster::v1::cluster_client::ClusterClient;
 use csi_proto::cluster::v1::{
-    CallName, ChangeAsk, ClaimAsk, CreateAsk, DeleteAsk, ExpandAsk, Granted as GrantedRow, Owed, Register,
-    Use, VolumeAsk, VolumeRow, change_ask,
+    CallName, Capability, ChangeAsk, ClaimAsk, CreateAsk, DeleteAsk, ExpandAsk, ExternalSnapshot,
+    Granted as GrantedRow, Owed, Register, SnapshotAsk, Use, ValidateAsk, Validated, VolumeAsk, VolumeRow,
+    change_ask,
 };
 use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::Semaphore;
@@ -17,12 +18,14 @@ use crate::cluster::failure::{read, unavailable};
 use crate::cluster::link;
 use crate::cluster::node::Node;
 use crate::cluster::rows::{read_attached, read_record, write_spec};
-use crate::error::{Error, Kind, Result, shortened};
+use crate::error::{Error, Kind, Result, presentable, shortened};
 use crate::random;
-use crate::store::registry::{Claim, Record, Registration, VolumeName, VolumeSpec};
+use crate::store::registry::{
+    Capability as Mode, Claim, MadeSnapshot, Record, Registration, VolumeName, VolumeSpec,
+};
 use crate::store::rows::VolumeKey;
-use crate::volume::rules::{check_credential, check_name, words_of};
-use crate::volume::servers::{Granted, ServerCreation, ServerFailure, Servers};
+use crate::volume::rules::{check_credential, check_external_id, check_name, words_of, words_of_capability};
+use crate::volume::servers::{Granted, ServerCreation, ServerFailure, ServerSnapshot, Servers};
 
 /// How long csid waits for an answer. The server goes on with a change that it has sent to etcd.
 const CALL: Duration = Duration::from_secs(10);
@@ -41,6 +44,8 @@ static CLAIMS: Semaphore = Semaphore::const_new(12);
 
 /// The same of creations and deletions, which a server answers when the plugin has answered.
 static CHANGES: Semaphore = Semaphore::const_new(4);
+/// The limit of a plugin's reason, in bytes.
+const REASON: usize = 1024;
 /// The pause before such a call is made again.
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -127,6 +132,25 @@ impl Node {
             }
             tokio::time::sleep(PAUSE).await;
         }
+    }
+}
+
+impl Node {
+    /// Asks the servers one after the other, that of the session first. The controller's node has a session with one of them.
+    async fn asked(&self, ask: ChangeAsk) -> Result<VolumeRow> {
+        let first = self.joined(SESSION).await?;
+        let others = link::servers(&self.link, &self.name).unwrap_or_default();
+        let others = others.into_iter().map(|server| link::open(&self.link.join(server)));
+        let mut last = unavailable("no server has answered");
+        for mut client in std::iter::once(first).chain(others) {
+            match answered_in(&CHANGES, client.change(ask.clone())).await {
+                Ok(row) => return Ok(row),
+                Err(ServerFailure::Refused(error) | ServerFailure::Queued(error)) => return Err(error),
+                Err(ServerFailure::Unknown(error)) if error.kind == Kind::TimedOut => return Err(error),
+                Err(ServerFailure::NotSent(error) | ServerFailure::Unknown(error)) => last = error,
+            }
+        }
+        Err(last)
     }
 }
 
@@ -294,6 +318,62 @@ impl Servers for Node {
             read_record(&name, self.change_until(expand, until).await?)
         }
         .boxed()
+    }
+
+    fn validate(
+        &self,
+        name: VolumeName,
+        capabilities: Vec<Mode>,
+    ) -> BoxFuture<'_, Result<Result<(), String>>> {
+        async move {
+            let capabilities = capabilities.into_iter().map(|mode| {
+                let [access_mode, attachment_mode] = words_of_capability(mode).map(str::to_owned);
+                Capability { access_mode, attachment_mode }
+            });
+            let validate = ValidateAsk {
+                namespace: name.namespace,
+                volume: name.volume,
+                capabilities: capabilities.collect(),
+            };
+            let row = self.asked(ChangeAsk { what: Some(change_ask::What::Validate(validate)) }).await?;
+            let Validated { confirmed, message } = row
+                .validated
+                .ok_or_else(|| Error::internal("a server answered a question with another answer"))?;
+            Ok(if confirmed { Ok(()) } else { Err(presentable(&message, REASON)) })
+        }
+        .boxed()
+    }
+
+    fn snapshot(
+        &self,
+        name: VolumeName,
+        snapshot: ServerSnapshot,
+        until: Instant,
+    ) -> BoxFuture<'_, Result<MadeSnapshot>> {
+        async move {
+            let ServerSnapshot { name: of, parameters, until_ready } = snapshot;
+            let ask = SnapshotAsk {
+                namespace: name.namespace,
+                volume: name.volume,
+                name: of,
+                parameters,
+                call: random::name(),
+                no_wait: !until_ready,
+            };
+            let row = self.change_until(change_ask::What::Snapshot(ask), until).await?;
+            let made = row
+                .snapshot
+                .ok_or_else(|| Error::internal("a server answered a snapshot with another answer"))?;
+            let ExternalSnapshot { id, external_id, size, created_usec, ready } = made;
+            check_external_id(&id)?;
+            check_external_id(&external_id)?;
+            Ok(MadeSnapshot { id, external_id, size, created_usec, ready })
+        }
+        .boxed()
+    }
+
+    fn has_expanded(&self) {
+        self.expanded.notify_waiters();
     }
 
     fn delete(&self, name: VolumeName, until: Instant) -> BoxFuture<'_, Result<()>> {

@@ -6,16 +6,18 @@ use std::time::Duration;
 use csi_proto::cluster::v1::call_ended::How;
 use csi_proto::cluster::v1::controller_call::Method;
 use csi_proto::cluster::v1::{
-    Answer, CallClass, CallEnded, CallFailure, ControllerCall, CreateVolume, CreatedVolume, DeleteVolume,
-    ExpandVolume, ExpandedVolume, Hidden, Publish, Topology, Unpublish,
+    Answer, CallEnded, ControllerCall, CreateSnapshot, CreateVolume, CreatedVolume, DeleteSnapshot,
+    DeleteVolume, ExpandVolume, ExpandedVolume, Hidden, Publish, Topology, Unpublish,
 };
 use csi_proto::cluster::{CALL, HIDE};
 use prost::Message;
 
+use crate::cluster::answers::{LONGEST, failure, known_credential, snapshot_row};
 use crate::cluster::node::Node;
 use crate::cluster::orders::NoTurn;
 use crate::cluster::permits::CallPlace;
-use crate::error::{Error, Kind, Result, cut};
+use crate::cluster::questions::is_question;
+use crate::error::{Error, Kind, Result};
 use crate::store::registry::{Registration, VolumeName, VolumeSpec};
 use crate::store::rows::VolumeKey;
 use crate::volume::Volumes;
@@ -23,11 +25,6 @@ use crate::volume::forwarded::{
     ForwardedAnswer, ForwardedCall, ForwardedCreation, ForwardedFailure, ForwardedRpc,
 };
 use crate::volume::rules::{self, ClaimOutcome, Created};
-
-/// The longest time that a call may wait, and that it may take.
-const LONGEST: Duration = Duration::from_secs(600);
-/// The limit of a message that is sent to a server, in bytes.
-const MESSAGE: usize = 2048;
 
 /// Returns the end of a call that this host does not begin.
 pub(super) fn refused(call: &ControllerCall, error: Error) -> CallEnded {
@@ -49,12 +46,15 @@ impl Node {
             )));
         }
         let changes_volumes =
-            matches!(call.method, Some(Method::Create(_) | Method::Delete(_) | Method::Expand(_)));
+            !is_question(call) && !matches!(call.method, Some(Method::Publish(_) | Method::Unpublish(_)));
         self.permits.admit(&call.plugin, &call.credential, changes_volumes)
     }
 
     /// Makes a controller call when its turn has come, and returns how it ended.
     pub(super) async fn make_call(self: Arc<Self>, call: ControllerCall, volumes: Volumes) -> CallEnded {
+        if is_question(&call) {
+            return ended(&call, self.ask(&call, &volumes).await);
+        }
         let forwarded = match read(&call, &self.cluster) {
             Ok(forwarded) => forwarded,
             Err(error) => {
@@ -88,7 +88,15 @@ impl Node {
                 let expanded = ExpandedVolume { capacity: capacity.unwrap_or(0), node_expansion_required };
                 ended(&call, How::Answer(Answer { expanded: Some(expanded), ..Answer::default() }))
             }
+            Ok(ForwardedAnswer::Snapshot(snapshot)) => {
+                let snapshot = Some(snapshot_row(snapshot));
+                ended(&call, How::Answer(Answer { snapshot, ..Answer::default() }))
+            }
             Ok(ForwardedAnswer::Done) => ended(&call, How::Answer(Answer::default())),
+            Ok(_) => {
+                let error = Error::internal("a controller call was answered with another's answer");
+                ended(&call, failure(ForwardedFailure { outcome: ClaimOutcome::Unknown, error }))
+            }
             Err(failed) => ended(&call, failure(failed)),
         }
     }
@@ -112,33 +120,13 @@ fn answer_created(created: Created) -> How {
     How::Answer(Answer { created: Some(created), ..Answer::default() })
 }
 
-fn failure(ForwardedFailure { outcome, error }: ForwardedFailure) -> How {
-    let class = match outcome {
-        ClaimOutcome::NotSent(None) => CallClass::NotSent,
-        ClaimOutcome::NotSent(Some(_)) => CallClass::Withheld,
-        ClaimOutcome::Again => CallClass::Again,
-        ClaimOutcome::Hopeless(_) => CallClass::Refused,
-        ClaimOutcome::Unknown | ClaimOutcome::Done => CallClass::Unknown,
-    };
-    How::Failed(CallFailure {
-        class: class.into(),
-        kind: error.kind.name().to_owned(),
-        message: cut(&error.message, MESSAGE).into_owned(),
-        code: error.details.grpc_code,
-    })
-}
-
 /// Reads a call of the cluster, and checks each field.
 fn read(call: &ControllerCall, cluster: &str) -> Result<ForwardedCall> {
     let name = rules::volume_name(&call.namespace, &call.volume)?;
     for (what, text) in [("call", &call.call), ("plugin", &call.plugin)] {
         rules::check_name(what, text)?;
     }
-    let credential = (!call.credential.is_empty()).then(|| call.credential.clone());
-    // A server must not choose which of this host's secrets the plugin gets.
-    if let Some(credential) = &credential {
-        rules::check_credential(&name.namespace, credential)?;
-    }
+    let credential = known_credential(&name, &call.credential)?;
     let Hidden { hide, more } = call.hidden.clone().unwrap_or_default();
     let unknown = || Error::invalid("this csid does not know the controller call");
     let mut external_id = VolumeKey::new(&call.plugin, &call.order).handle.to_string();
@@ -164,6 +152,17 @@ fn read(call: &ControllerCall, cluster: &str) -> Result<ForwardedCall> {
             ForwardedRpc::Delete
         }
         Method::Expand(expand) => expanding(&name, call, expand)?,
+        Method::Snapshot(CreateSnapshot { name: of, parameters }) => {
+            rules::check_external_id(&call.order)?;
+            rules::check_snapshot(&of, &parameters)?;
+            ForwardedRpc::Snapshot { name: rules::snapshot_at_plugin(cluster, &name, &of), parameters }
+        }
+        Method::DeleteSnapshot(DeleteSnapshot { snapshot }) => {
+            rules::check_external_id(&call.order)?;
+            rules::check_external_id(&snapshot)?;
+            ForwardedRpc::DeleteSnapshot { snapshot }
+        }
+        Method::Validate(_) | Method::List(_) | Method::Capacity(_) => return Err(unknown()),
     };
     Ok(ForwardedCall {
         name,
@@ -237,7 +236,7 @@ fn creating(call: &ControllerCall, create: CreateVolume) -> Result<ForwardedCrea
 
 #[cfg(test)]
 mod tests {
-    use csi_proto::cluster::v1::Capability;
+    use csi_proto::cluster::v1::{CallClass, Capability};
 
     use super::*;
     use crate::config::Cluster;

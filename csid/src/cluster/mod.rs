@@ -3,14 +3,17 @@
 //!
 //! Nothing that is mounted depends on a server: without one, claims cannot be taken, and the servers learn later what has ended.
 
+mod answers;
 mod calls;
 mod controller;
+mod expansions;
 mod failure;
 mod link;
 mod node;
 mod orders;
 mod owed;
 mod permits;
+mod questions;
 mod quiet;
 mod reconcile;
 pub mod rows;

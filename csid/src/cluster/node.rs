@@ -83,6 +83,8 @@ pub struct Node {
     revision: AtomicU64,
     /// Has the host's own volumes looked for again.
     pub(super) own: Notify,
+    /// Has expansions looked at again that the servers wait for.
+    pub(super) expanded: Notify,
     journal_id: String,
     machine_id: String,
     pub(super) boot: String,
@@ -119,6 +121,7 @@ impl Node {
             generation: AtomicU64::new(0),
             revision: AtomicU64::new(0),
             own: Notify::new(),
+            expanded: Notify::new(),
             journal_id: journal_id.to_owned(),
             machine_id,
             boot: boot.to_owned(),

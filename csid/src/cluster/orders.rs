@@ -86,6 +86,18 @@ impl CallOrders {
             _ => Ok(CallTurn { _gate: gate }),
         }
     }
+
+    /// Waits for a turn as [`CallOrders::turn`] does, for a call that changes nothing. It has no epoch.
+    pub(super) async fn turn_of_question(
+        &self,
+        plugin: &str,
+        order: &str,
+        within: Duration,
+    ) -> Result<CallTurn, NoTurn> {
+        let gate = self.lock().gate(&(plugin.to_owned(), order.to_owned())).gate.clone();
+        let gate = tokio::time::timeout(within, gate.lock_owned()).await.map_err(|_| NoTurn::Late)?;
+        Ok(CallTurn { _gate: gate })
+    }
 }
 
 impl Table {
@@ -95,12 +107,18 @@ impl Table {
         if epoch <= seen || epoch > self.most {
             return Err(NoTurn::Stale);
         }
+        let order = self.gate(key);
+        order.seen = epoch;
+        Ok(order.gate.clone())
+    }
+
+    /// Returns an order, which may be new. No epoch below the floor becomes good by that.
+    fn gate(&mut self, key: &(String, String)) -> &mut Order {
         if !self.of.contains_key(key) && self.of.len() >= ORDERS {
             self.forget();
         }
-        let order = self.of.entry(key.clone()).or_insert_with(|| Order { seen: 0, gate: Arc::default() });
-        order.seen = epoch;
-        Ok(order.gate.clone())
+        let seen = self.floor;
+        self.of.entry(key.clone()).or_insert_with(|| Order { seen, gate: Arc::default() })
     }
 
     /// Forgets the older half of the orders in which no call is made.

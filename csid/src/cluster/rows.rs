@@ -65,7 +65,7 @@ pub(super) fn read_record(name: &VolumeName, row: VolumeRow) -> Result<Record> {
     rules::check_name("owner", &row.owner)?;
     rules::check_capacity(row.capacity, 0)?;
     let pending_expansion = match row.expansion {
-        Some(NodeExpansion { required, limit }) => {
+        Some(NodeExpansion { required, limit, nodes: _ }) => {
             rules::check_capacity(required, limit)?;
             Some(Expansion { required, limit, by_controller: true })
         }
@@ -152,7 +152,10 @@ mod tests {
             VolumeRow { standing: "deleting".into(), ..row.clone() },
             VolumeRow { owner: "a\nb".into(), ..row.clone() },
             VolumeRow { capacity: u64::MAX, ..row.clone() },
-            VolumeRow { expansion: Some(NodeExpansion { required: 9, limit: 8 }), ..row.clone() },
+            VolumeRow {
+                expansion: Some(NodeExpansion { required: 9, limit: 8, nodes: Vec::new() }),
+                ..row.clone()
+            },
             VolumeRow {
                 spec: Some(Spec { credential: "csid.other.key".into(), ..spec.clone() }),
                 ..row.clone()

@@ -17,6 +17,7 @@ use tonic::{Status, Streaming};
 
 use crate::backoff::Backoff;
 use crate::cluster::controller::refused;
+use crate::cluster::expansions::{expansion_name, is_expansion};
 use crate::cluster::failure::read;
 use crate::cluster::link;
 use crate::cluster::node::{CLAIMS, FENCED, Joined, Node, OWN_VOLUMES, SessionState};
@@ -44,6 +45,8 @@ const ANSWER: Duration = Duration::from_secs(10);
 const SHOWN: usize = 8;
 /// Messages that wait for a slow server: the ends of all calls that may run at the same time, and more.
 const OUTGOING: usize = CALLS + 64;
+/// The controller calls that this csid knows, as a report says it.
+const CALLS_KNOWN: u32 = 1;
 /// The limit of a server's text in the state, in bytes.
 const TEXT: usize = 256;
 
@@ -210,7 +213,7 @@ impl Node {
         let mut changes = plugins.subscribe();
         let mut comparison = pin!(tokio::time::sleep(spread(FIRST, random::share())));
         let mut comparing = JoinSet::new();
-        let mut releases = JoinSet::new();
+        let mut doing = JoinSet::new();
         let mut asked = HashSet::new();
         loop {
             tokio::select! {
@@ -218,7 +221,13 @@ impl Node {
                     Ok(Some(ToNode { is: Some(to_node::Is::Changed(changed)) })) => {
                         // A server asks once in a session. This one may not be a server of ours.
                         if is_plain(&changed) && asked.len() < CLAIMS && asked.insert(changed.claim.clone()) {
-                            releases.spawn(Arc::clone(self).release(changed, volumes.clone()));
+                            doing.spawn(Arc::clone(self).release(changed, volumes.clone()));
+                        }
+                    }
+                    Ok(Some(ToNode { is: Some(to_node::Is::Expand(expand)) })) => {
+                        let name = expansion_name(&expand);
+                        if is_expansion(&expand) && asked.len() < CLAIMS && asked.insert(name) {
+                            doing.spawn(Arc::clone(self).expand(expand, volumes.clone()));
                         }
                     }
                     Ok(Some(ToNode { is: Some(to_node::Is::Call(call)) })) => {
@@ -258,9 +267,9 @@ impl Node {
                     comparing.spawn(Arc::clone(self).end_unheld(volumes.clone()));
                 }
                 Some(_) = comparing.join_next() => {}
-                Some(ended) = releases.join_next() => {
-                    if let Ok(claim) = ended {
-                        asked.remove(&claim);
+                Some(ended) = doing.join_next() => {
+                    if let Ok(name) = ended {
+                        asked.remove(&name);
                     }
                 }
             }
@@ -350,6 +359,7 @@ impl Session {
                 attaches: attaches.into(),
                 node_id: node_id.unwrap_or(before.node_id),
                 controller: permits.has(&view.id) && plugins.has_roots_controller(&view.id),
+                calls: CALLS_KNOWN,
             };
             now.insert(view.id, report);
         }

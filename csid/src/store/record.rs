@@ -139,6 +139,76 @@ pub struct Expansion {
     pub by_controller: bool,
 }
 
+/// The nodes' part of an expansion that a controller of a cluster has done, as the servers keep it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct OwedExpansion {
+    pub required: u64,
+    /// 0: none given.
+    pub limit: u64,
+    /// The nodes that have yet to do their part, in the order of their names.
+    #[serde(default)]
+    pub nodes: Vec<String>,
+    /// The last node of the list, if nodes with later names have yet to come into it. Empty: there are none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub rest: String,
+    /// Whether a node has done its part. A node that claims the volume from then on finds it expanded.
+    #[serde(default)]
+    pub by_node: bool,
+}
+
+/// A snapshot that the servers of a cluster have a plugin make or delete. The last one of a volume stays, with its answer.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct SnapshotTask {
+    /// The caller's name of the call, after its identity.
+    pub call: String,
+    pub what: SnapshotWish,
+    /// Whether the plugin was never called for it.
+    #[serde(default)]
+    pub unasked: bool,
+    /// The plugin's last answer to CreateSnapshot. `None`: there is none.
+    #[serde(default)]
+    pub made: Option<MadeSnapshot>,
+    /// The last failure; redacted.
+    #[serde(default)]
+    pub error: Option<SnapshotError>,
+    /// Whether nothing is left to do.
+    #[serde(default)]
+    pub is_over: bool,
+}
+
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SnapshotWish {
+    /// The name is the caller's.
+    Create { name: String, parameters: BTreeMap<String, String> },
+    /// By the plugin's ID.
+    Delete { snapshot: String },
+}
+
+/// A snapshot as the plugin has answered it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct MadeSnapshot {
+    pub id: String,
+    /// The plugin's ID of the volume.
+    pub external_id: String,
+    /// Bytes. 0: the plugin does not report it.
+    pub size: u64,
+    /// Since 1970. 0: the plugin does not report it.
+    pub created_usec: u64,
+    pub ready: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct SnapshotError {
+    /// A name of org.csid1.Error.
+    pub kind: String,
+    pub message: String,
+}
+
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Registration {
@@ -155,6 +225,15 @@ pub struct Registration {
     pub capacity: Option<u64>,
     #[serde(default)]
     pub pending_expansion: Option<Expansion>,
+    /// What nodes of a cluster owe of the last expansion. `None`: nothing. A csid has none in its journal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owed_expansion: Option<OwedExpansion>,
+    /// The last expansion of which this node has done its part for the servers of its cluster. `None`: it has done none. Servers have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expanded_here: Option<Expansion>,
+    /// The last snapshot that servers were asked for. `None`: none. A csid has none in its journal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<SnapshotTask>,
     /// The reason why a creation or deletion does not continue. `None`: it continues.
     #[serde(default, rename = "parked", with = "or_default")]
     pub blocked: Option<Blocked>,
@@ -274,6 +353,9 @@ pub enum DrivenRpc {
     Delete,
     /// ControllerExpandVolume.
     Expand,
+    /// CreateSnapshot.
+    Snapshot,
+    DeleteSnapshot,
 }
 
 /// Shows no value of the publish context, since a plugin may put a token there.
@@ -417,6 +499,18 @@ impl Record {
             || self.driver.is_some()
             || !self.queue.is_empty()
             || self.awaits_expansion()
+            || self.wanted_snapshot().is_some()
+            || self.owed_expansion().is_some_and(|owed| !owed.nodes.is_empty())
+    }
+
+    /// Returns the snapshot that the servers of a cluster have yet to have made or deleted.
+    pub fn wanted_snapshot(&self) -> Option<&SnapshotTask> {
+        self.registration.as_ref()?.snapshot.as_ref().filter(|task| !task.is_over)
+    }
+
+    /// Returns what nodes of a cluster owe of an expansion.
+    pub fn owed_expansion(&self) -> Option<&OwedExpansion> {
+        self.registration.as_ref()?.owed_expansion.as_ref()
     }
 
     /// Returns whether the servers of a cluster have a controller expand the volume. csid alone expands it after the next mount.

@@ -4,7 +4,7 @@ use crate::error::{Error, Kind, Result};
 use crate::store::event_kind::EventKind;
 use crate::store::registry::{
     AttachSecrets, Attachment, Capability, Claim, ClaimState, Creation, Heal, Origin, Record, Registration,
-    Standing, Use, VolumeName, VolumeSpec,
+    SnapshotWish, Standing, Use, VolumeName, VolumeSpec,
 };
 use crate::store::rows::{AccessMode, AttachmentMode, VolumeKey};
 use crate::store::volume_handle::VolumeHandle;
@@ -179,6 +179,9 @@ pub(in crate::volume) fn new_registration(uid: u32, spec: VolumeSpec, origin: Or
         origin,
         capacity: None,
         pending_expansion: None,
+        owed_expansion: None,
+        expanded_here: None,
+        snapshot: None,
         blocked: None,
         error: None,
     }
@@ -330,7 +333,12 @@ pub fn enter_attach_secrets(record: &mut Record, effect: &ClaimEffect, given: bo
 /// Returns the values other than secrets that a plugin got for a registered volume and may repeat. They may contain a secret.
 pub fn given_values(registration: &Registration, attachments: &[Attachment]) -> Vec<String> {
     let spec = &registration.spec;
+    let of_snapshot = match registration.snapshot.as_ref().map(|task| &task.what) {
+        Some(SnapshotWish::Create { parameters, .. }) => Some(parameters.values()),
+        Some(SnapshotWish::Delete { .. }) | None => None,
+    };
     let of_volume = spec.context.values().chain(spec.parameters.values()).chain(&spec.mount_flags);
+    let of_volume = of_volume.chain(of_snapshot.into_iter().flatten());
     of_volume.chain(attachments.iter().flat_map(|at| at.publish_context.values())).cloned().collect()
 }
 

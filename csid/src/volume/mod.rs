@@ -46,4 +46,5 @@ pub use api::views::{Drained, MountView, Mounted, OperationView, Recovered, Repo
 pub use lifecycle::refuse_nonsense;
 pub use manager::Volumes;
 pub use model::volume::Paths;
+pub use volumes::clustered::AskedExpansion;
 pub use volumes::{forwarded, volumes_d};

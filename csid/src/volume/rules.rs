@@ -23,11 +23,12 @@ pub use crate::volume::model::claim::{
     ClaimAction, ClaimEffect, ClaimEvent, ClaimNext, ClaimOutcome, ClaimRefusal, Claims, admit, reader_only,
     step,
 };
-pub use crate::volume::model::paths::name_at_plugin;
+pub use crate::volume::model::paths::{name_at_plugin, snapshot_at_plugin};
 pub use crate::volume::transitions::{
-    AfterCreation, begin_creation, begin_deletion, deletion_refused, doom, enter_created, enter_expanded,
-    expansion_refused, falls_short, is_unfinished, join_creation, not_created, refuse_expanding, refuse_used,
-    set_unasked,
+    AfterCreation, begin_creation, begin_deletion, begin_snapshot, deletion_refused, doom, enter_created,
+    enter_expanded, enter_snapshot, expanded_by_node, expansion_refused, falls_short, is_unfinished,
+    join_creation, not_created, owes, refuse_expanding, refuse_used, set_snapshot_unasked, set_unasked,
+    settle_owed, snapshot_deleted, snapshot_failed,
 };
 
 /// The limit of a publish context in a cluster, in bytes. A plugin's longer answer is refused.
@@ -140,6 +141,40 @@ pub fn check_credential(namespace: &str, name: &str) -> Result<()> {
 /// Checks a plugin's ID of a volume.
 pub fn check_external_id(id: &str) -> Result<()> {
     names::external_id("external-id", id)
+}
+
+/// Checks what names a page of a plugin's list. Empty IDs stand for any.
+pub fn check_page(token: &str, snapshot: &str, external_id: &str) -> Result<()> {
+    names::token(token)?;
+    for (what, id) in [("snapshot", snapshot), ("volume", external_id)] {
+        if !id.is_empty() {
+            names::external_id(what, id)?;
+        }
+    }
+    Ok(())
+}
+
+/// Checks the name of a snapshot and its parameters.
+pub fn check_snapshot(name: &str, parameters: &BTreeMap<String, String>) -> Result<()> {
+    names::name("the snapshot's name", name)?;
+    names::context("parameters", parameters)
+}
+
+/// Checks a question about a plugin's capacity: its parameters and its topology.
+pub fn check_capacity_question(plugin: &str, spec: &VolumeSpec) -> Result<()> {
+    names::name("plugin", plugin)?;
+    names::context("parameters", &spec.parameters)?;
+    names::topologies(&spec.topologies)
+}
+
+/// Returns the error of a registration whose capabilities the plugin does not confirm. `why`: the plugin's reason.
+pub fn not_confirmed(name: &VolumeName, why: String) -> Error {
+    VolumeError::NotConfirmed { name: name.clone(), why }.into()
+}
+
+/// Returns whether a plugin's status of gRPC says that the volume or snapshot is not there.
+pub fn is_gone(code: u32) -> bool {
+    i32::try_from(code).is_ok_and(|code| crate::plugin::is_gone(tonic::Code::from(code)))
 }
 
 /// Checks a plugin's name of a node.

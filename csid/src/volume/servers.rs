@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::BoxFuture;
 
 use crate::error::{Error, Result};
-use crate::store::registry::{Claim, Record, VolumeName, VolumeSpec};
+use crate::store::registry::{Capability, Claim, MadeSnapshot, Record, VolumeName, VolumeSpec};
 use crate::store::rows::VolumeKey;
 
 /// The servers of a cluster, which have the registrations and the claims of all nodes.
@@ -69,6 +69,25 @@ pub trait Servers: Send + Sync {
     /// Has a volume's controller expand it. Returns it as `create` does. `bounds`: the least capacity and the limit in bytes; 0: none.
     fn expand(&self, name: VolumeName, bounds: (u64, u64), until: Instant) -> BoxFuture<'_, Result<Record>>;
 
+    /// Asks a volume's plugin whether the volume can be used so. Empty `capabilities`: all that it was registered with. Returns the plugin's
+    /// reason if it does not confirm that.
+    fn validate(
+        &self,
+        name: VolumeName,
+        capabilities: Vec<Capability>,
+    ) -> BoxFuture<'_, Result<Result<(), String>>>;
+
+    /// Has a volume's plugin make a snapshot. The servers go on after `until`.
+    fn snapshot(
+        &self,
+        name: VolumeName,
+        snapshot: ServerSnapshot,
+        until: Instant,
+    ) -> BoxFuture<'_, Result<MadeSnapshot>>;
+
+    /// Has what this node has done of its parts of expansions reported to the servers soon.
+    fn has_expanded(&self);
+
     /// Has a volume's plugin delete it. The servers go on after `until`.
     fn delete(&self, name: VolumeName, until: Instant) -> BoxFuture<'_, Result<()>>;
 }
@@ -80,6 +99,14 @@ pub struct ServerCreation {
     /// Bytes. 0: no limit.
     pub capacity_min: u64,
     pub capacity_max: u64,
+}
+
+/// A snapshot that the servers are to have made.
+pub struct ServerSnapshot {
+    pub name: String,
+    pub parameters: BTreeMap<String, String>,
+    /// Whether the call is answered when the snapshot can be used.
+    pub until_ready: bool,
 }
 
 /// A claim that a server has granted.

@@ -1,12 +1,20 @@
 //! The creation, the deletion and the expansion of a volume, as changes of its record. They are pure: csid alone makes the calls to the plugin between
 //! them, and so do the servers of a cluster.
 
+use std::collections::BTreeSet;
+
 use crate::error::{Error, Kind, Result};
 use crate::plugin::Created;
-use crate::store::registry::{Creation, Expansion, Record, Registration, Standing};
+use crate::store::registry::{
+    Claim, ClaimState, Creation, Expansion, MadeSnapshot, OwedExpansion, Record, Registration, SnapshotError,
+    SnapshotTask, SnapshotWish, Standing,
+};
 use crate::store::rows::VolumeKey;
 use crate::volume::errors::volume::VolumeError;
-use crate::volume::lifecycle::{is_asked_for_by, is_unborn, refuse_other};
+use crate::volume::lifecycle::{is_asked_for_by, is_unborn, refuse_in_transition, refuse_other};
+
+/// The most nodes in the list of those that owe an expansion.
+const OWING: usize = 128;
 
 /// The state of a volume after the plugin's answer to CreateVolume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,9 +115,10 @@ pub fn not_created(record: &mut Record, task: &VolumeKey) {
     }
 }
 
-/// Returns whether the servers of a cluster have a volume created, expanded or deleted.
+/// Returns whether the servers of a cluster have a volume created, expanded or deleted, or a snapshot of it made or deleted.
 pub fn is_unfinished(record: &Record) -> bool {
     record.awaits_expansion()
+        || record.wanted_snapshot().is_some()
         || record.registration.as_ref().is_some_and(|of| of.standing != Standing::Registered)
 }
 
@@ -169,15 +178,78 @@ pub fn falls_short(current: Option<u64>, required: u64, limit: u64) -> Result<bo
     Ok(current.is_none_or(|has| required > has))
 }
 
-/// Enters the controller's answer to an expansion. An expansion that another call has asked for meanwhile stays.
+/// Enters the controller's answer to an expansion. An expansion that another call has asked for meanwhile stays. `node_is_due`: the nodes
+/// that have claimed the volume owe their part from then on.
 pub fn enter_expanded(record: &mut Record, asked: Expansion, capacity: Option<u64>, node_is_due: bool) {
     let Some(registration) = &mut record.registration else { return };
-    if registration.pending_expansion == Some(asked) {
-        let of_nodes = Expansion { by_controller: true, ..asked };
-        registration.pending_expansion = node_is_due.then_some(of_nodes);
+    let is_last = registration.pending_expansion == Some(asked);
+    if is_last {
+        registration.pending_expansion = None;
         registration.error = None;
     }
+    if node_is_due || is_last {
+        let Expansion { required, limit, .. } = asked;
+        let owed = OwedExpansion { required, limit, ..OwedExpansion::default() };
+        registration.owed_expansion = node_is_due.then_some(owed);
+    }
     registration.capacity = capacity.or(registration.capacity);
+    settle_owed(record);
+}
+
+/// Returns the nodes of a cluster that may have a volume mounted.
+fn nodes_with_claims(record: &Record) -> BTreeSet<&str> {
+    let may_use = |claim: &&Claim| matches!(claim.state, ClaimState::Pending | ClaimState::Taken);
+    record.claims.iter().filter(may_use).map(|claim| claim.node.as_str()).collect()
+}
+
+/// Brings the nodes that owe an expansion in line with the claims, after a change of these. A node without a claim owes nothing. Until a node has
+/// done its part, each node with a claim owes it. The list is bounded: nodes with later names come into it when others have left it.
+pub fn settle_owed(record: &mut Record) {
+    let claiming: Vec<String> = match record.owed_expansion() {
+        Some(_) => nodes_with_claims(record).into_iter().map(str::to_owned).collect(),
+        None => return,
+    };
+    let Some(Registration { owed_expansion, .. }) = &mut record.registration else { return };
+    let Some(owed) = owed_expansion else { return };
+    match owed.by_node {
+        false => (owed.nodes, owed.rest) = (Vec::new(), String::new()),
+        true => owed.nodes.retain(|node| claiming.binary_search(node).is_ok()),
+    }
+    if !owed.by_node || !owed.rest.is_empty() {
+        let later = claiming.partition_point(|node| *node <= owed.rest);
+        let mut later = claiming.into_iter().skip(later);
+        let room = OWING.saturating_sub(owed.nodes.len());
+        owed.nodes.extend(later.by_ref().take(room));
+        let is_whole = later.next().is_none();
+        match owed.nodes.last() {
+            Some(last) if !is_whole => owed.rest.clone_from(last),
+            _ => owed.rest.clear(),
+        }
+    }
+    if owed.by_node && owed.nodes.is_empty() {
+        *owed_expansion = None;
+    }
+}
+
+/// Returns whether a node has its part of an expansion to do, now or after it has claimed the volume.
+pub fn owes(owed: &OwedExpansion, node: &str) -> bool {
+    let is_later = !owed.rest.is_empty() && *node > *owed.rest;
+    !owed.by_node || is_later || owed.nodes.iter().any(|of| of == node)
+}
+
+/// Enters that a node has done its part of an expansion. Returns `false` if it owes none with these bounds.
+pub fn expanded_by_node(record: &mut Record, node: &str, required: u64, limit: u64) -> bool {
+    let has_claim = nodes_with_claims(record).contains(node);
+    let Some(owed) = record.registration.as_mut().and_then(|of| of.owed_expansion.as_mut()) else {
+        return false;
+    };
+    if (owed.required, owed.limit) != (required, limit) || !has_claim || !owes(owed, node) {
+        return false;
+    }
+    owed.by_node = true;
+    owed.nodes.retain(|of| of != node);
+    settle_owed(record);
+    true
 }
 
 /// Takes back an expansion that the plugin has refused. `why` is for the callers that wait for it.
@@ -195,6 +267,78 @@ pub fn refuse_expanding(record: &Record) -> Result<()> {
     match record.claims.is_empty() && record.driver.is_some() && record.awaits_expansion() {
         true => Err(Error::new(Kind::Busy, format!("{} is being expanded", record.name))),
         false => Ok(()),
+    }
+}
+
+/// Enters a snapshot that is wanted of a registered volume. The same call joins what goes on, or finds its answer. Another call is refused while the
+/// plugin may make or delete a snapshot of the volume.
+pub fn begin_snapshot(record: &mut Record, task: &SnapshotTask) -> Result<()> {
+    refuse_in_transition(record)?;
+    let name = record.name.clone();
+    let Some(registration) = &mut record.registration else {
+        return Err(VolumeError::NotRegistered { name }.into());
+    };
+    match &registration.snapshot {
+        Some(present) if present.call == task.call => match present.what == task.what || present.is_over {
+            true => Ok(()),
+            false => Err(Error::invalid("the call wants another snapshot")),
+        },
+        Some(present) if !present.is_over && !present.unasked => {
+            Err(Error::new(Kind::Busy, format!("another snapshot of {name} is being made or deleted")))
+        }
+        Some(_) | None => {
+            registration.snapshot = Some(task.clone());
+            Ok(())
+        }
+    }
+}
+
+/// Enters the plugin's answer to CreateSnapshot. One that is not ready is asked for again (CSI rule 42).
+pub fn enter_snapshot(record: &mut Record, call: &str, made: MadeSnapshot) {
+    if let Some(task) = snapshot_of(record, call) {
+        if made.ready {
+            end_snapshot(task);
+        }
+        (task.made, task.error) = (Some(made), None);
+    }
+}
+
+/// Enters that the snapshot is deleted.
+pub fn snapshot_deleted(record: &mut Record, call: &str) {
+    if let Some(task) = snapshot_of(record, call) {
+        end_snapshot(task);
+        task.error = None;
+    }
+}
+
+/// Enters that a call for a snapshot has failed. `is_final`: it is not made again.
+pub fn snapshot_failed(record: &mut Record, call: &str, error: SnapshotError, is_final: bool) {
+    if let Some(task) = snapshot_of(record, call) {
+        task.error = Some(error);
+        if is_final {
+            end_snapshot(task);
+        }
+    }
+}
+
+/// Notes whether the plugin was asked for the snapshot.
+pub fn set_snapshot_unasked(record: &mut Record, is_unasked: bool) {
+    if let Some(task) = record.registration.as_mut().and_then(|of| of.snapshot.as_mut()) {
+        task.unasked = is_unasked;
+    }
+}
+
+/// Returns the snapshot that this call of a caller wants.
+fn snapshot_of<'a>(record: &'a mut Record, call: &str) -> Option<&'a mut SnapshotTask> {
+    let task = record.registration.as_mut()?.snapshot.as_mut()?;
+    (task.call == call && !task.is_over).then_some(task)
+}
+
+/// Ends a task. Its parameters may have a secret, and are not kept.
+fn end_snapshot(task: &mut SnapshotTask) {
+    task.is_over = true;
+    if let SnapshotWish::Create { parameters, .. } = &mut task.what {
+        parameters.clear();
     }
 }
 

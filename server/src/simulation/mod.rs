@@ -13,6 +13,7 @@ mod network;
 mod node;
 // csid's own: which late calls a controller's node refuses.
 #[path = "../../../csid/src/cluster/orders.rs"]
+#[allow(dead_code, reason = "no node of a scene is asked a question")]
 mod orders;
 mod scene;
 mod server;

@@ -315,6 +315,7 @@ impl Host {
             node_id: format!("id of {}", self.name),
             controller: plugin == "p" && self.is_controller,
             max_volumes: None,
+            calls: 0,
         });
         let plugins = Plugins { plugins: reports.into() };
         to_server.try_send(FromNode { is: Some(from_node::Is::Plugins(plugins)) }).ok()?;
@@ -701,7 +702,7 @@ impl Making {
             Some(Method::Publish(publish)) => (&publish.node_id, true),
             Some(Method::Unpublish(unpublish)) => (&unpublish.node_id, false),
             // No scene creates a volume.
-            Some(Method::Create(_) | Method::Delete(_) | Method::Expand(_)) | None => {
+            _ => {
                 return How::NotStarted(true);
             }
         };

@@ -20,7 +20,7 @@ use crate::drive::Driving;
 use crate::grants::{Grant, Grants};
 use crate::places::Places;
 use crate::presence::Presence;
-use crate::program::{ask_for_releases, end_sessions};
+use crate::program::{ask_nodes, end_sessions};
 use crate::rows::{SCHEMA, ServerRow};
 use crate::service::Service;
 use crate::sessions::Sessions;
@@ -141,7 +141,7 @@ pub fn start(double: &Double, network: &Arc<Network>, server: usize) -> Arc<Runn
         let cluster = cluster.clone();
         async move { cluster.presence.keep(&cluster.registry, row, || ()).await }
     });
-    running.spawn(ask_for_releases(cluster.clone(), sessions.clone()));
+    running.spawn(ask_nodes(cluster.clone(), sessions.clone()));
     running.spawn(end_sessions(cluster, sessions));
     running.spawn(driving.run(volumes));
     running

@@ -8,9 +8,10 @@ use csi_proto::cluster::v1::change_ask::What;
 use csi_proto::cluster::v1::cluster_client::ClusterClient;
 use csi_proto::cluster::v1::node_change::Change;
 use csi_proto::cluster::v1::{
-    Accept, AuditAsk, BlockAsk, CallName, ChangeAsk, CreateAsk, DeleteAsk, Deregister, DrainAsk, ExpandAsk,
-    FenceAsk, ForgetAsk, ListAsk, NodeAsk, NodeChange, NodesAsk, ReleaseAsk, ServersAsk, UndrainAsk,
-    VolumeAsk,
+    Accept, AuditAsk, BlockAsk, CallName, ChangeAsk, CreateAsk, DeleteAsk, DeleteSnapshotAsk, Deregister,
+    DrainAsk, ExpandAsk, FenceAsk, ForgetAsk, InventoryAsk, ListAsk, ListExternal, NodeAsk, NodeChange,
+    NodeExpanded, NodesAsk, ReleaseAsk, ServersAsk, SnapshotAsk, UndrainAsk, ValidateAsk, VolumeAsk,
+    inventory_ask,
 };
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Status};
@@ -60,6 +61,10 @@ async fn calls(channel: &Channel, node: &str, namespace: &str) -> BTreeMap<&'sta
     found.insert("detached", became(client.detached(detached).await));
     let (of, volume) = name();
     let boot = hello(node).boot;
+    let expanded = NodeExpanded { namespace: of, volume, required: 1, limit: 0, boot };
+    found.insert("expanded", became(client.expanded(expanded).await));
+    let (of, volume) = name();
+    let boot = hello(node).boot;
     let withdrawn = CallName { call: "none".into(), namespace: of, volume, boot };
     found.insert("withdraw", became(client.withdraw(withdrawn).await));
     let (of, volume) = name();
@@ -96,6 +101,18 @@ async fn calls(channel: &Channel, node: &str, namespace: &str) -> BTreeMap<&'sta
     found.insert("delete", became(client.change(ChangeAsk { what: Some(What::Delete(delete)) }).await));
     let expand = ExpandAsk { namespace: namespace.into(), volume: "nothing".into(), required: 1, limit: 0 };
     found.insert("expand", became(client.change(ChangeAsk { what: Some(What::Expand(expand)) }).await));
+    let (of, volume) = name();
+    let validate = ValidateAsk { namespace: of, volume, capabilities: Vec::new() };
+    found.insert("validate", became(client.change(ChangeAsk { what: Some(What::Validate(validate)) }).await));
+    let (namespace, volume, call) = (namespace.to_owned(), "nothing".to_owned(), "call".to_owned());
+    let snapshot =
+        SnapshotAsk { namespace, volume, name: "s".into(), call: call.clone(), ..SnapshotAsk::default() };
+    found.insert("snapshot", became(client.change(ChangeAsk { what: Some(What::Snapshot(snapshot)) }).await));
+    let delete = DeleteSnapshotAsk { plugin: "p".into(), snapshot: "s".into(), call };
+    let delete = ChangeAsk { what: Some(What::DeleteSnapshot(delete)) };
+    found.insert("delete snapshot", became(client.change(delete).await));
+    let what = Some(inventory_ask::What::List(ListExternal::default()));
+    found.insert("inventory", became(client.inventory(InventoryAsk { plugin: "p".into(), what }).await));
     let mut client = AdminClient::new(channel.clone());
     found.insert("nodes", became(client.nodes(NodesAsk::default()).await));
     // What was denied must not say whether there is such a node.
@@ -289,6 +306,8 @@ async fn every_call_of_every_identity_is_as_granted() {
                 (of_node, _) => of_node,
             };
             due.insert("withdraw", withdraw);
+            // A node reports its own part of an expansion, if it has a claim.
+            due.insert("expanded", due["detached"]);
             // The volume of `deregister` is not there, and has no owner.
             due.insert(
                 "deregister",
@@ -300,6 +319,20 @@ async fn every_call_of_every_identity_is_as_granted() {
                 _ if due["register"] == NoConnection => (NoConnection, NoConnection),
                 _ => (Denied, Denied),
             };
+            // No node with a controller has joined, so no plugin is asked.
+            let decided = |of: Became| if of == Done { Decided } else { of };
+            due.insert("inventory", decided(due["servers"]));
+            let validate = match who {
+                "operator with all grants" | "node with an operator's grants" => Decided,
+                _ => due["register"],
+            };
+            due.insert("validate", validate);
+            // A snapshot belongs to no namespace, until the plugin says of which volume it is.
+            let delete_snapshot = match who {
+                "operator with all grants" | "node that creates" | "operator who creates" => Decided,
+                _ => create,
+            };
+            due.extend([("snapshot", create), ("delete snapshot", delete_snapshot)]);
             // A volume that is not there is not expanded.
             due.extend([("create", create), ("delete", delete), ("expand", create)]);
             assert_eq!(found, due, "{who}, namespace {namespace}");

@@ -105,6 +105,7 @@ pub fn healthy() -> PluginReport {
         node_id: "a controller's node".into(),
         controller: true,
         max_volumes: None,
+        calls: 0,
     }
 }
 

@@ -6,13 +6,15 @@ use csi_proto::cluster::v1::call_ended::How;
 use csi_proto::cluster::v1::change_ask::What;
 use csi_proto::cluster::v1::controller_call::Method;
 use csi_proto::cluster::v1::{
-    Answer, CallClass, ControllerCall, ExpandAsk, ExpandVolume, ExpandedVolume, NodeExpansion, VolumeRow,
+    Answer, CallClass, ControllerCall, Expand, ExpandAsk, ExpandVolume, ExpandedVolume, NodeExpanded,
+    NodeExpansion, VolumeAsk, VolumeRow, to_node,
 };
 use tokio::task::JoinHandle;
+use tonic::Code;
 
 use crate::attach::{Controller, claiming, head, is_publish, row, user};
 use crate::creations::{changing, created, creating, deleting, failed, is_delete, refused, registration};
-use crate::site::{Refusal, Site, eventually};
+use crate::site::{Node, Refusal, Session, Site, eventually};
 
 fn expanding(
     site: &Site,
@@ -67,11 +69,14 @@ async fn claimed_volume_is_expanded_for_its_nodes() {
     assert!(intent.contains(&call.call) && intent.contains("\"rpc\":\"expand\""), "{intent}");
     controller.end(&call, expanded(16_384, true)).await;
     let row = expansion.await.unwrap().unwrap();
-    let due = Some(NodeExpansion { required: 16_384, limit: 1 << 20 });
-    assert_eq!((row.capacity, row.expansion), (16_384, due));
+    let due = |nodes: &[&str]| {
+        let nodes = nodes.iter().map(|node| (*node).to_owned()).collect();
+        Some(NodeExpansion { required: 16_384, limit: 1 << 20, nodes })
+    };
+    assert_eq!((row.capacity, row.expansion), (16_384, due(&["n1"])));
     assert!(!head(&site, "data").await.contains("driver"));
     let again = claiming(&n1, 0, "data").await.unwrap().unwrap();
-    assert_eq!(again.volume.unwrap().expansion, due, "the node does not learn of its part");
+    assert_eq!(again.volume.unwrap().expansion, due(&[]), "the node does not learn of its part");
 
     // The next one needs no node.
     let expansion = expanding(&site, 0, 32_768, 0);
@@ -238,4 +243,108 @@ async fn expansion_of_a_killed_server_goes_on() {
     controller.end(&call, expanded(16_384, false)).await;
     assert_eq!(expansion.await.unwrap().unwrap().capacity, 16_384);
     assert!(!head(&site, "data").await.contains("driver"));
+}
+
+/// Creates the volume `data`, which n1 claims, and has its controller expand it to 16384 bytes.
+async fn owing(site: &Site, controller: &mut Controller) -> (Node, Session, String) {
+    make(site, controller).await;
+    let (n1, session) = user(site, "n1", 0).await;
+    let (claim, _) = (claiming(&n1, 0, "data"), controller.publish().await);
+    let claim = claim.await.unwrap().unwrap().claim;
+    let expansion = expanding(site, 0, 16_384, 0);
+    let call = controller.called().await;
+    controller.end(&call, expanded(16_384, true)).await;
+    expansion.await.unwrap().unwrap();
+    (n1, session, claim)
+}
+
+/// Waits until the session's node is asked for its part.
+async fn asked(session: &mut Session) {
+    let due = Expand { namespace: "default".into(), volume: "data".into(), required: 16_384, limit: 0 };
+    assert_eq!(session.next().await.unwrap(), Some(to_node::Is::Expand(due)));
+}
+
+fn done(node: &Node) -> NodeExpanded {
+    NodeExpanded {
+        namespace: "default".into(),
+        volume: "data".into(),
+        required: 16_384,
+        limit: 0,
+        boot: node.hello.boot.clone(),
+    }
+}
+
+/// Returns the nodes that owe the expansion of `data`, as an operator sees them. `None`: it has come to its end.
+async fn owe(site: &Site, server: usize) -> Option<Vec<String>> {
+    let ask = VolumeAsk { namespace: String::new(), volume: "data".into() };
+    let row = site.operator(server, "all").volume(ask).await.unwrap().into_inner();
+    row.expansion.map(|of| of.nodes)
+}
+
+#[tokio::test]
+async fn node_that_has_done_its_part_owes_nothing() {
+    let site = Site::start(1).await;
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    let (n1, mut session, _) = owing(&site, &mut controller).await;
+    asked(&mut session).await;
+    // n2 has no claim, so its word counts for nothing.
+    let (n2, _two) = user(&site, "n2", 0).await;
+    n2.client(0).expanded(done(&n2)).await.unwrap();
+    let good = done(&n1);
+    for (lie, said, code) in [
+        ("another expansion", NodeExpanded { required: 32_768, ..good.clone() }, None),
+        ("another limit", NodeExpanded { limit: 1 << 20, ..good.clone() }, None),
+        ("another boot", NodeExpanded { boot: "of a clone".into(), ..good.clone() }, Some(Code::Aborted)),
+        ("no boot", NodeExpanded { boot: String::new(), ..good.clone() }, Some(Code::Aborted)),
+        ("no volume", NodeExpanded { volume: String::new(), ..good.clone() }, Some(Code::InvalidArgument)),
+        ("another volume", NodeExpanded { volume: "data/claim".into(), ..good.clone() }, None),
+        ("another namespace", NodeExpanded { namespace: "shared".into(), ..good.clone() }, None),
+        ("a huge capacity", NodeExpanded { required: u64::MAX, ..good.clone() }, Some(Code::InvalidArgument)),
+        ("a small limit", NodeExpanded { limit: 1, ..good.clone() }, Some(Code::InvalidArgument)),
+    ] {
+        let answer = n1.client(0).expanded(said).await;
+        assert_eq!(answer.err().map(|status| status.code()), code, "{lie}");
+    }
+    assert_eq!(owe(&site, 0).await, Some(vec!["n1".to_owned()]), "a lie counts");
+    for _ in 0..2 {
+        n1.client(0).expanded(good.clone()).await.unwrap();
+        assert_eq!(owe(&site, 0).await, None);
+    }
+    assert!(!registration(&site, "data").await.contains("owed-expansion"));
+}
+
+#[tokio::test]
+async fn node_that_was_away_is_asked_when_it_joins() {
+    let mut site = Site::start(2).await;
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    let (n1, mut session, _) = owing(&site, &mut controller).await;
+    asked(&mut session).await;
+    // It dies after NodeExpandVolume and before its report, and its server dies, too.
+    drop(session);
+    site.servers[0].kill();
+    let mut session = n1.join(1).await;
+    asked(&mut session).await;
+    n1.client(1).expanded(done(&n1)).await.unwrap();
+    assert_eq!(owe(&site, 1).await, None);
+}
+
+#[tokio::test]
+async fn expansion_of_a_free_volume_is_the_next_nodes() {
+    let site = Site::start(1).await;
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    let (n1, mut session, claim) = owing(&site, &mut controller).await;
+    asked(&mut session).await;
+    let n1s = owe(&site, 0).await;
+    n1.detached(0, "data", &claim).await.unwrap();
+    controller.unpublish().await;
+    let after = owe(&site, 0).await;
+    assert_eq!((n1s, after), (Some(vec!["n1".to_owned()]), Some(Vec::new())), "nobody has done it");
+    let (n2, mut two) = user(&site, "n2", 0).await;
+    let (claim, _) = (claiming(&n2, 0, "data"), controller.publish().await);
+    let granted = claim.await.unwrap().unwrap().volume.unwrap().expansion;
+    assert_eq!(granted.map(|of| (of.required, of.nodes)), Some((16_384, Vec::new())));
+    asked(&mut two).await;
+    assert_eq!(owe(&site, 0).await, Some(vec!["n2".to_owned()]));
+    n2.client(0).expanded(done(&n2)).await.unwrap();
+    assert_eq!(owe(&site, 0).await, None);
 }

@@ -27,6 +27,8 @@ mod metrics;
 mod operator_failures;
 mod operators;
 mod program;
+mod questions;
 mod queue;
 mod site;
+mod snapshots;
 mod used;

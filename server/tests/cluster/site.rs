@@ -98,17 +98,17 @@ may = ["release-others"]
 [[grant]]
 who = "operator/all"
 namespaces = ["*"]
-may = ["create", "delete", "expand"]
+may = ["create", "delete", "expand", "snapshot"]
 
 [[grant]]
 who = "node/n-creates"
 namespaces = ["default"]
-may = ["create", "delete", "expand"]
+may = ["create", "delete", "expand", "snapshot"]
 
 [[grant]]
 who = "operator/creates"
 namespaces = ["default"]
-may = ["create", "delete", "expand"]
+may = ["create", "delete", "expand", "snapshot"]
 
 [[grant]]
 who = "operator/registers"
@@ -532,6 +532,7 @@ impl Session {
             node_id: node_id.into(),
             controller: false,
             max_volumes: None,
+            calls: 0,
         })
         .await;
     }

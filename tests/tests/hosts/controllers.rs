@@ -220,6 +220,7 @@ fn call_that_csid_toml_does_not_name_is_not_made() {
                 node_id: "node n2".into(),
                 controller: false,
                 max_volumes: None,
+                calls: 0,
             })
             .await;
         let refused = n2.claim(0, "data").await.unwrap_err();

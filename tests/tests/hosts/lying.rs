@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use csi_proto::cluster::v1::cluster_server::{Cluster, ClusterServer};
 use csi_proto::cluster::v1::{
     Accepted, CallName, ChangeAsk, ClaimAsk, ClaimInList, ClaimPage, ClaimRow, Done, FromNode, Granted,
-    ListAsk, Owed, ReleaseAsk, ToNode, VolumeAsk, VolumePage, VolumeRow, Welcome, Withdrawn, to_node,
+    InventoryAsk, InventoryPage, ListAsk, NodeExpanded, Owed, ReleaseAsk, ToNode, VolumeAsk, VolumePage,
+    VolumeRow, Welcome, Withdrawn, to_node,
 };
 use csid_client::Kind;
 use csid_tests::ask::*;
@@ -58,6 +59,10 @@ impl Cluster for Lying {
         unknown()
     }
 
+    async fn expanded(&self, _: Request<NodeExpanded>) -> Result<Response<Accepted>, Status> {
+        unknown()
+    }
+
     async fn release(&self, _: Request<ReleaseAsk>) -> Result<Response<Done>, Status> {
         unknown()
     }
@@ -72,6 +77,10 @@ impl Cluster for Lying {
     }
 
     async fn volumes(&self, _: Request<ListAsk>) -> Result<Response<Self::VolumesStream>, Status> {
+        unknown()
+    }
+
+    async fn inventory(&self, _: Request<InventoryAsk>) -> Result<Response<InventoryPage>, Status> {
         unknown()
     }
 

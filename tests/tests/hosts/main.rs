@@ -9,6 +9,7 @@ mod cut_off;
 #[path = "../../../etcd/tests/etcd/cluster.rs"]
 #[allow(dead_code, reason = "the tests of the registry use more of it")]
 mod etcd;
+mod expansions;
 mod fenced;
 mod imported;
 mod kills;

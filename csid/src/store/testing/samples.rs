@@ -59,6 +59,9 @@ pub fn record(volume: &str, consumers: &[&str]) -> Record {
         origin: Origin::File,
         capacity: None,
         pending_expansion: Some(Expansion { required: 1 << 40, limit: 0, by_controller: true }),
+        owed_expansion: None,
+        expanded_here: None,
+        snapshot: None,
         blocked: None,
         error: None,
     };

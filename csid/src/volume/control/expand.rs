@@ -31,6 +31,9 @@ impl<S: Site> Engine<'_, S> {
         if (required, limit) == (0, 0) {
             return Ok((current, pending.is_some()));
         }
+        if part == Part::Node && self.has_expanded_here(target, required, limit).await? {
+            return Ok((current, false));
+        }
         let falls_short = falls_short(current, required, limit)?;
         if part == Part::Node && pending.is_none() && falls_short && !self.site.can(BY_NODE).await? {
             let plugin = self.plugin();
@@ -63,6 +66,16 @@ impl<S: Site> Engine<'_, S> {
             }
             None => Ok((capacity, due.is_some())),
         }
+    }
+
+    /// Returns whether this node has done its part of this expansion for the servers of its cluster. The caller's copy of the record may be older.
+    async fn has_expanded_here(&self, target: &CallTarget, required: u64, limit: u64) -> Result<bool> {
+        if self.records.servers.is_none() {
+            return Ok(false);
+        }
+        let record = self.records.registry.record(target.name.clone()).await?;
+        let asked = Expansion { required, limit, by_controller: true };
+        Ok(record.registration.is_some_and(|of| of.expanded_here == Some(asked)))
     }
 
     /// Finishes a pending expansion on this node, after the volume is published.
@@ -147,9 +160,14 @@ impl<S: Site> Engine<'_, S> {
         if !target.is_registered {
             return Ok(());
         }
+        let is_of_cluster = self.records.servers.is_some();
         let noted = |record: &mut Record| {
             let Some(registration) = &mut record.registration else { return Ok(None) };
             let expanded = registration.capacity != capacity;
+            if let (true, None, Some(done)) = (is_of_cluster, pending, registration.pending_expansion) {
+                // The servers learn of it, and ask for it until then.
+                registration.expanded_here = Some(done);
+            }
             registration.pending_expansion = pending;
             registration.capacity = capacity;
             Ok(expanded.then(|| registration_events::registered(EventKind::VolumeExpanded, record)))

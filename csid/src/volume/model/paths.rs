@@ -165,6 +165,11 @@ pub fn name_at_plugin(node: &str, name: &VolumeName) -> String {
     format!("csid-{}", digest(&[node, &name.namespace, &name.volume]))
 }
 
+/// Returns the name at the plugin of a volume's snapshot in a cluster.
+pub fn snapshot_at_plugin(cluster: &str, volume: &VolumeName, name: &str) -> String {
+    format!("csid-{}", digest(&[cluster, &volume.namespace, &volume.volume, "snapshot", name]))
+}
+
 /// Returns half of a SHA-256 over the parts. The length of each part precedes it, so two different lists of parts never form
 /// the same text.
 fn digest(parts: &[&str]) -> String {

@@ -90,7 +90,11 @@ impl Executor<'_> {
         self.control()
             .finish_expansion(&target)
             .await
-            .inspect_err(|error| claim_events::log(&target.name, &key.consumer, error))
+            .inspect_err(|error| claim_events::log(&target.name, &key.consumer, error))?;
+        if let Some(servers) = &self.shared.records.servers {
+            servers.has_expanded();
+        }
+        Ok(())
     }
 
     /// Mounts a waiting row again.

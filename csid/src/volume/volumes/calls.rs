@@ -24,6 +24,7 @@ use crate::volume::manager::Volumes;
 use crate::volume::model::claim;
 use crate::volume::model::subject::ClaimKey;
 use crate::volume::operation::request::{CallTarget, ControllerRequest, OperationRequest, OperationResponse};
+use crate::volume::servers::ServerSnapshot;
 
 fn unanswered() -> Error {
     Error::internal("a call was answered with another's answer")
@@ -196,6 +197,11 @@ impl Volumes {
         request: VolumeRequest,
         capabilities: Vec<Capability>,
     ) -> Result<(bool, String)> {
+        if let Some(servers) = self.shared.records.servers.as_ref().filter(|_| request.inline.is_none())
+            && !self.is_asked_here(&request.name).await?
+        {
+            return self.validate_at_servers(servers.as_ref(), request, capabilities).await;
+        }
         match self.call(request, ControllerRequest::Validate { capabilities }).await? {
             OperationResponse::Validated(Ok(())) => Ok((true, String::new())),
             OperationResponse::Validated(Err(message)) => Ok((false, message)),
@@ -227,6 +233,10 @@ impl Volumes {
         parameters: BTreeMap<String, String>,
         wait: bool,
     ) -> Result<Snapshot> {
+        if let Some(servers) = &self.shared.records.servers {
+            let snapshot = ServerSnapshot { name, parameters, until_ready: wait };
+            return self.snapshot_at_servers(servers.as_ref(), request, snapshot).await;
+        }
         match self.call(request, ControllerRequest::Snapshot { name, parameters, wait }).await? {
             OperationResponse::Snapshot(snapshot) => Ok(snapshot),
             _ => Err(unanswered()),

@@ -7,11 +7,13 @@ use futures_util::StreamExt;
 
 use crate::error::{Error, Kind, Result};
 use crate::fault;
+use crate::plugin::Snapshot;
 use crate::store::event_kind::EventKind;
 use crate::store::registry::{
-    Claim, ClaimFilter, ClaimState, ListedClaim, Record, RecordFilter, Standing, VolumeName,
+    Capability, Claim, ClaimFilter, ClaimState, Expansion, ListedClaim, MadeSnapshot, Record, RecordFilter,
+    Standing, VolumeName,
 };
-use crate::store::rows::MountKey;
+use crate::store::rows::{MountKey, Phase};
 use crate::store::{Durability, MountFilter};
 use crate::volume::api::requests::{
     Authority, CreateRequest, Force, Part, ReleaseRequest, UnmountRequest, Unmounting, VolumeRequest, Wait,
@@ -26,7 +28,7 @@ use crate::volume::model::claim::Claims;
 use crate::volume::model::subject::{ClaimKey, Subject};
 use crate::volume::operation::message::Message;
 use crate::volume::operation::request::{ControllerRequest, OperationResponse};
-use crate::volume::servers::{ServerCreation, Servers};
+use crate::volume::servers::{ServerCreation, ServerSnapshot, Servers};
 
 /// Mounts that a host gives up at the same time, and how long it waits for each.
 const LEFT_TOGETHER: usize = 16;
@@ -82,7 +84,7 @@ fn is_movable(record: &Record) -> bool {
 fn refuse_at_servers(uid: u32, has_secrets: bool) -> Result<()> {
     match () {
         () if uid != 0 => {
-            let text = "in a cluster root alone creates and deletes volumes on a host";
+            let text = "in a cluster root alone creates, deletes, validates and snapshots volumes on a host";
             Err(Error::new(Kind::NotAuthorized, text))
         }
         () if has_secrets => {
@@ -92,6 +94,16 @@ fn refuse_at_servers(uid: u32, has_secrets: bool) -> Result<()> {
         }
         () => Ok(()),
     }
+}
+
+/// What has become of a node's part of an expansion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AskedExpansion {
+    /// This node has no claim of the volume, and so no part.
+    NotHere,
+    Done,
+    /// The volume is not mounted here.
+    Later,
 }
 
 impl Volumes {
@@ -310,7 +322,89 @@ impl Volumes {
         let (secrets, credential) = (None, None);
         let request = VolumeRequest { name, inline, uid, secrets, credential, wait };
         match self.call(request, ControllerRequest::Expand { required, limit, part }).await? {
-            OperationResponse::Expanded(of_node, is_due) => Ok((of_node.max(capacity), is_due)),
+            OperationResponse::Expanded(of_node, is_due) => {
+                servers.has_expanded();
+                Ok((of_node.max(capacity), is_due))
+            }
+            _ => Err(Error::internal("an expansion was answered with another's answer")),
+        }
+    }
+
+    /// Returns whether a plugin here can be asked about a volume: the journal has the volume, and the plugin has a controller.
+    pub(in crate::volume) async fn is_asked_here(&self, name: &VolumeName) -> Result<bool> {
+        let record = self.shared.records.registry.record(name.clone()).await?;
+        Ok(record.registration.is_some() && self.shared.plugins.has_roots_controller(&record.volume.plugin))
+    }
+
+    /// Has the servers ask a volume's plugin whether it confirms these capabilities.
+    pub(in crate::volume) async fn validate_at_servers(
+        &self,
+        servers: &dyn Servers,
+        request: VolumeRequest,
+        capabilities: Vec<Capability>,
+    ) -> Result<(bool, String)> {
+        let VolumeRequest { name, uid, secrets, credential, wait, .. } = request;
+        refuse_at_servers(uid, secrets.is_some() || credential.is_some())?;
+        let asked = servers.validate(name.clone(), capabilities);
+        let asked = tokio::time::timeout_at(self.give_up_at(&wait).into(), asked).await;
+        let late = |_| Error::new(Kind::TimedOut, format!("no server has answered about {name} in time"));
+        Ok(match asked.map_err(late)?? {
+            Ok(()) => (true, String::new()),
+            Err(message) => (false, message),
+        })
+    }
+
+    /// Has the servers make a snapshot of a volume.
+    pub(in crate::volume) async fn snapshot_at_servers(
+        &self,
+        servers: &dyn Servers,
+        request: VolumeRequest,
+        snapshot: ServerSnapshot,
+    ) -> Result<Snapshot> {
+        let VolumeRequest { name, inline, uid, secrets, credential, wait } = request;
+        if inline.is_some() {
+            self.shared.refuse_in_cluster("CreateSnapshot of a volume that is not registered")?;
+        }
+        refuse_at_servers(uid, secrets.is_some() || credential.is_some())?;
+        let made = servers.snapshot(name, snapshot, self.give_up_at(&wait)).await?;
+        let MadeSnapshot { id, external_id, size, created_usec, ready } = made;
+        Ok(Snapshot { id, external_id, size, created_usec, ready })
+    }
+
+    /// Does this node's part of an expansion that the servers have asked for. If the volume is not mounted, its next mount does it.
+    pub async fn expand_asked(&self, name: &VolumeName, required: u64, limit: u64) -> Result<AskedExpansion> {
+        self.shared.changeable()?;
+        let asked = Expansion { required, limit, by_controller: true };
+        let mut found = AskedExpansion::NotHere;
+        let note = |record: &mut Record| {
+            let has_claim = record.claims.iter().any(|claim| claim.state != ClaimState::ControllerDetached);
+            let Some(registration) = record.registration.as_mut().filter(|_| has_claim) else {
+                return Ok(None);
+            };
+            found = match registration.expanded_here == Some(asked) {
+                true => AskedExpansion::Done,
+                false => {
+                    registration.pending_expansion = Some(asked);
+                    AskedExpansion::Later
+                }
+            };
+            Ok(None)
+        };
+        self.shared.records.amend(name, Durability::Disk, note).await?;
+        let filter = MountFilter {
+            namespace: Some(name.namespace.clone()),
+            volume: Some(name.volume.clone()),
+            phase: Some(Phase::Mounted),
+            ..MountFilter::default()
+        };
+        if found != AskedExpansion::Later || self.shared.store.mounts(filter).await?.is_empty() {
+            return Ok(found);
+        }
+        let (inline, secrets, credential, wait) = Default::default();
+        let request = VolumeRequest { name: name.clone(), inline, uid: 0, secrets, credential, wait };
+        match self.call(request, ControllerRequest::Expand { required, limit, part: Part::Node }).await? {
+            OperationResponse::Expanded(_, false) => Ok(AskedExpansion::Done),
+            OperationResponse::Expanded(_, true) => Ok(AskedExpansion::Later),
             _ => Err(Error::internal("an expansion was answered with another's answer")),
         }
     }

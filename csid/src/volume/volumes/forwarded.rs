@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Kind, Result, Step};
 use crate::fault;
-use crate::plugin::{CallContext, Controller, Create, Created, RpcError, RpcKind};
+use crate::plugin::{CallContext, Controller, Create, Created, External, RpcError, RpcKind, Snapshot};
 use crate::secret::Secrets;
 use crate::store::registry::VolumeName;
 use crate::store::rows::Usage;
@@ -17,7 +17,7 @@ use crate::volume::model::claim::ClaimOutcome;
 /// How long a call waits for a healthy controller.
 const CONTROLLER: Duration = Duration::from_secs(5);
 
-/// A call to a plugin's controller, for a volume that another host may have.
+/// A call to a plugin's controller, for a volume that another host may have, or for a plugin.
 pub struct ForwardedCall {
     pub name: VolumeName,
     pub plugin: String,
@@ -45,6 +45,27 @@ pub enum ForwardedRpc {
     Delete,
     /// ControllerExpandVolume. `in_use`: a host has claimed the volume.
     Expand { required: u64, limit: u64, usage: Box<Usage>, in_use: bool },
+    /// CreateSnapshot, by its name at the plugin.
+    Snapshot { name: String, parameters: BTreeMap<String, String> },
+    /// DeleteSnapshot, by the plugin's ID.
+    DeleteSnapshot { snapshot: String },
+    /// ValidateVolumeCapabilities.
+    Validate { usages: Vec<Usage>, parameters: BTreeMap<String, String> },
+    /// ListVolumes, of no volume in particular.
+    Volumes(ForwardedPage),
+    /// ListSnapshots.
+    Snapshots(ForwardedPage),
+    /// GetCapacity.
+    Capacity { usages: Vec<Usage>, parameters: BTreeMap<String, String>, topology: BTreeMap<String, String> },
+}
+
+/// A page of a list. Empty IDs stand for any.
+pub struct ForwardedPage {
+    pub token: String,
+    /// 0: the plugin chooses.
+    pub max: u32,
+    pub snapshot: String,
+    pub external_id: String,
 }
 
 /// A volume that another host wants, as CreateVolume has it.
@@ -64,28 +85,40 @@ pub enum ForwardedAnswer {
     Created(Created),
     /// The capacity, and whether a node has to expand the volume, too. `None`: the plugin does not report it.
     Expanded(Option<u64>, bool),
+    Snapshot(Snapshot),
+    /// The inner error is the plugin's reason.
+    Validated(Result<(), String>),
+    /// The page, and the token of the next one. Empty: there is none.
+    Volumes(Vec<External>, String),
+    Snapshots(Vec<Snapshot>, String),
+    /// Bytes.
+    Available(u64),
     /// The volume is detached or deleted.
     Done,
 }
 
 impl ForwardedRpc {
-    fn step(&self) -> Step {
-        match self {
+    /// Returns the step of an operation that the call is. `None`: it is about no volume.
+    fn step(&self) -> Option<Step> {
+        Some(match self {
             ForwardedRpc::Publish { .. } => Step::Attach,
             ForwardedRpc::Unpublish { .. } => Step::Detach,
             ForwardedRpc::Create(_) => Step::Create,
             ForwardedRpc::Delete => Step::Delete,
             ForwardedRpc::Expand { .. } => Step::Expand,
-        }
+            ForwardedRpc::Snapshot { .. } | ForwardedRpc::DeleteSnapshot { .. } => Step::Snapshot,
+            ForwardedRpc::Validate { .. } => Step::Validate,
+            ForwardedRpc::Volumes(_) | ForwardedRpc::Snapshots(_) | ForwardedRpc::Capacity { .. } => {
+                return None;
+            }
+        })
     }
 
     fn kind(&self) -> RpcKind {
         match self {
             ForwardedRpc::Publish { .. } => RpcKind::Attach,
             ForwardedRpc::Unpublish { .. } => RpcKind::Detach,
-            ForwardedRpc::Create(_) | ForwardedRpc::Delete | ForwardedRpc::Expand { .. } => {
-                RpcKind::Controller
-            }
+            _ => RpcKind::Controller,
         }
     }
 
@@ -141,6 +174,30 @@ impl ForwardedRpc {
                 let expanded = fault::around("ControllerExpandVolume", expand).await;
                 expanded.map(|(capacity, of_node)| ForwardedAnswer::Expanded(capacity, of_node))
             }
+            ForwardedRpc::Snapshot { name, parameters } => {
+                let made = controller.snapshot(external_id, name, parameters, context);
+                fault::around("CreateSnapshot", made).await.map(ForwardedAnswer::Snapshot)
+            }
+            ForwardedRpc::DeleteSnapshot { snapshot } => {
+                let done = fault::around("DeleteSnapshot", controller.delete_snapshot(snapshot, context));
+                done.await.map(|()| ForwardedAnswer::Done)
+            }
+            ForwardedRpc::Validate { usages, parameters } => {
+                let validated = controller.validate(external_id, usages, parameters, context).await;
+                validated.map(ForwardedAnswer::Validated)
+            }
+            ForwardedRpc::Volumes(page) => {
+                let listed = controller.volumes(&page.token, page.max, context).await;
+                listed.map(|(volumes, next)| ForwardedAnswer::Volumes(volumes, next))
+            }
+            ForwardedRpc::Snapshots(ForwardedPage { token, max, snapshot, external_id }) => {
+                let listed = controller.snapshots(snapshot, external_id, token, *max, context).await;
+                listed.map(|(snapshots, next)| ForwardedAnswer::Snapshots(snapshots, next))
+            }
+            ForwardedRpc::Capacity { usages, parameters, topology } => {
+                let available = controller.capacity(usages, parameters, topology, context).await;
+                available.map(ForwardedAnswer::Available)
+            }
         }
     }
 }
@@ -167,9 +224,9 @@ impl Volumes {
                     message.clone_from(&error.message);
                 }
             }
-            tracing::warn!(volume = %call.name, plugin = call.plugin, step = step.name(), %error,
+            tracing::warn!(volume = %call.name, plugin = call.plugin, step = step.map(Step::name), %error,
                 "a controller call of the cluster failed");
-            ForwardedFailure { outcome, error: error.with(|details| details.step = Some(step)) }
+            ForwardedFailure { outcome, error: error.with(|details| details.step = step) }
         })
     }
 
@@ -193,6 +250,10 @@ impl Volumes {
             patience: call.deadline,
         };
         match call.rpc.call(&controller, external_id, context).await {
+            Ok(ForwardedAnswer::Validated(Err(_))) if call.is_silent => {
+                let why = "the plugin's message is withheld, for it may repeat a context".to_owned();
+                Ok(ForwardedAnswer::Validated(Err(why)))
+            }
             Ok(answer) => Ok(answer),
             Err(error) => {
                 let failure = failed(error, call.rpc.kind());

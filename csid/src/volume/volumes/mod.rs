@@ -1,7 +1,7 @@
 //! The calls on registered volumes, and the volumes that files declare.
 
 mod calls;
-mod clustered;
+pub mod clustered;
 mod create;
 mod declared;
 mod delete;
