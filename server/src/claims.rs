@@ -49,7 +49,11 @@ impl Cluster {
             let place = if is_own { self.place_in_queue(&wanted).await? } else { None };
             let tried = match place {
                 Some(place) => Ok(Tried::Queued(place)),
-                None => self.try_claim(&wanted, waits.as_ref()).await,
+                None => {
+                    let turn = tokio::time::timeout_at(deadline, self.turns.wait(&wanted.name)).await;
+                    let _turn = turn.map_err(|_| busy(&wanted.name))?;
+                    self.try_claim(&wanted, waits.as_ref()).await
+                }
             };
             if let Err(ServerError::Refused(_)) = &tried
                 && is_own

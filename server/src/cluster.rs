@@ -17,6 +17,7 @@ use crate::failure::{Result, ServerError};
 use crate::metrics::Metrics;
 use crate::presence::Presence;
 use crate::rows::{self, MetaRow, Mode, NodeRow, NodeState, PluginRow, Read, SCHEMA, UsedRow};
+use crate::turns::Turns;
 
 /// The least time between two writes of a server that another machine wants to be a node.
 const BETWEEN_OTHERS: Duration = Duration::from_secs(10);
@@ -38,6 +39,8 @@ pub struct Cluster {
     pub metrics: Metrics,
     /// The calls of callers that wait for claims.
     pub asks: Asks,
+    /// The turns of claims of one volume.
+    pub turns: Turns,
     known: Mutex<Known>,
     /// New claims of each node that are being written.
     writing: Mutex<HashMap<String, usize>>,
@@ -101,6 +104,7 @@ impl Cluster {
             certificates,
             metrics,
             asks,
+            turns: Turns::default(),
             known,
             writing,
             others,

@@ -527,7 +527,7 @@ impl Driving {
     async fn send(&self, ready: &Ready) -> Ended {
         match self.sent(&ready.host, &ready.message).await {
             Sent::Not(error) => Ended::failed(ClaimOutcome::NotSent(None), error),
-            Sent::Ended(ended) => read(ready, ended),
+            Sent::Ended(ended) => read(ready, *ended),
             Sent::Lost => Ended::lost(&ready.host),
         }
     }
@@ -545,7 +545,7 @@ impl Driving {
         let how = ended.as_ref().and_then(|ended| ended.how.as_ref());
         let plugin = plugin_of(&config.grants, &message.plugin);
         metrics.called(plugin, method_name(message.method.as_ref()), how, begun.elapsed());
-        ended.map_or(Sent::Lost, Sent::Ended)
+        ended.map_or(Sent::Lost, |ended| Sent::Ended(Box::new(ended)))
     }
 
     /// Writes the outcome of a call, unless another server has taken over. `unanswered`: the call that the host may still run.
@@ -588,7 +588,7 @@ impl Driving {
 pub enum Sent {
     /// The host takes none now.
     Not(Error),
-    Ended(CallEnded),
+    Ended(Box<CallEnded>),
     /// The session is over, or the host does not answer.
     Lost,
 }

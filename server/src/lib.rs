@@ -60,6 +60,7 @@ mod simulation;
 mod snapshots;
 mod stream;
 mod time;
+mod turns;
 mod used;
 mod view;
 mod volume_calls;

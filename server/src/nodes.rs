@@ -1,6 +1,6 @@
 //! Nodes as operators see and change them. A change is a transaction on the revision of the node's row.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use csi_proto::cluster::v1::node_change::Change;
 use csi_proto::cluster::v1::{
@@ -137,6 +137,25 @@ impl Cluster {
         // Another server may reach the machine's power.
         let failed = |why| ServerError::Unavailable(format!("node {node} is not fenced: {why}"));
         command.run(node).await.map_err(failed)
+    }
+
+    /// Returns the nodes that may have a session now. A node whose row cannot be read is not among them.
+    pub async fn nodes_with_sessions(&self) -> Result<HashSet<String>> {
+        let (mut after, mut may) = (String::new(), HashSet::new());
+        loop {
+            let found = self.rows.list(&Rows::Nodes { after: after.clone() }, NODES).await?;
+            for (key, row) in &found {
+                let RowKey::Node(node) = key else { continue };
+                after.clone_from(node);
+                let state = rows::read::<NodeRow>(key, row).map(|row| row.value.state);
+                if matches!(state, Ok(NodeState::Ready | NodeState::Draining)) {
+                    may.insert(node.clone());
+                }
+            }
+            if found.is_empty() {
+                return Ok(may);
+            }
+        }
     }
 
     /// Returns all nodes, as they are now.

@@ -313,11 +313,18 @@ pub async fn ask_nodes(cluster: Arc<Cluster>, sessions: Arc<Sessions>) {
     }
 }
 
-/// Ends the sessions of nodes that may have none any more, until the task is aborted. It reads one row at a time, whatever there is to read.
+/// Ends the sessions of nodes that may have none any more, until the task is aborted. It reads all nodes' rows in pages: a read for each session would cost
+/// more.
 pub async fn end_sessions(cluster: Arc<Cluster>, sessions: Arc<Sessions>) {
     loop {
         tokio::time::sleep(NODES).await;
-        for (node, number) in sessions.nodes() {
+        let open = sessions.nodes();
+        if open.is_empty() {
+            continue;
+        }
+        // Without etcd all sessions end, by the presence.
+        let Ok(may) = cluster.nodes_with_sessions().await else { continue };
+        for (node, number) in open.into_iter().filter(|(node, _)| !may.contains(node)) {
             end_if_over(&cluster, &sessions, &node, number).await;
         }
     }

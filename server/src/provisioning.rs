@@ -117,7 +117,7 @@ impl Driving {
         let ended = match self.cluster.presence.here()? == here && begun.elapsed() < FRESH {
             true => match self.sent(host, &call.message).await {
                 Sent::Not(error) => VolumeEnd::Failed(VolumeFailure::not_sent(error)),
-                Sent::Ended(ended) => call.read(&after, ended),
+                Sent::Ended(ended) => call.read(&after, *ended),
                 Sent::Lost => VolumeEnd::Failed(VolumeFailure::lost(host)),
             },
             false => VolumeEnd::Failed(VolumeFailure::lost(host)),

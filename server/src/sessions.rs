@@ -297,7 +297,8 @@ mod tests {
     async fn controller_is_one_while_its_session_is() {
         let sessions = Sessions::default();
         let first = sessions.enter("n1", 1, mpsc::channel(1).0, ToNode::default());
-        let plugins = || HashMap::from([("p".to_owned(), true), ("no".to_owned(), false)]);
+        let of = |attaches| Hosted { attaches, answers: true };
+        let plugins = || HashMap::from([("p".to_owned(), of(true)), ("no".to_owned(), of(false))]);
         assert!(sessions.set_controllers(&first, plugins()) && !sessions.set_controllers(&first, plugins()));
         assert_eq!(sessions.controllers("p"), ["n1"]);
         assert_eq!(sessions.roles(), [("node", 0), ("controller", 1)]);

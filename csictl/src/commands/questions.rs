@@ -180,7 +180,12 @@ pub async fn snapshot(
     let limit = limit_of(args.wait.deadline.usec());
     let row = changed_within(servers, &what, What::Snapshot(ask), limit).await?;
     let Some(made) = row.snapshot.map(snapshot_row) else { bail!("the server answered with another answer") };
-    Ok(if json { print_json(&made)? } else { print(&output::plain(&made.id))? })
+    if json {
+        print_json(&made)?
+    } else {
+        print(&output::plain(&made.id))?
+    }
+    Ok(())
 }
 
 /// Returns a snapshot as csid's rows have it.
@@ -191,7 +196,6 @@ fn snapshot_row(of: ExternalSnapshot) -> SnapshotRow {
         size: of.size,
         created: of.created_usec,
         ready: of.ready,
-        ..SnapshotRow::default()
     }
 }
 

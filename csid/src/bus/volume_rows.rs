@@ -125,6 +125,9 @@ mod tests {
             origin: Origin::Bus,
             capacity: Some(7),
             pending_expansion: Some(Expansion { required: 9, limit: 0, by_controller: false }),
+            owed_expansion: None,
+            expanded_here: None,
+            snapshot: None,
             blocked: None,
             error: None,
         };

@@ -174,6 +174,7 @@ impl Node {
             attaches: attaches.into(),
             node_id: format!("{plugin}-{}", self.name),
             controller: controls && attaches == Attaches::Yes,
+            ..PluginReport::default()
         };
         let plugins = vec![report(PLAIN, Attaches::No), report(ATTACHING, Attaches::Yes)];
         to_server.send(FromNode { is: Some(from_node::Is::Plugins(Plugins { plugins })) }).await?;

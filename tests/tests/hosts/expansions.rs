@@ -55,6 +55,7 @@ async fn c1(site: &Site) -> (Session, Node) {
             node_id: "node c1".into(),
             controller: true,
             calls: 0,
+            max_volumes: None,
         })
         .await;
     (session, node)
