@@ -38,6 +38,7 @@ mod presence;
 mod program;
 mod provisioning;
 mod queue;
+mod random;
 mod records;
 mod rows;
 mod servers;
