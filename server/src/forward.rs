@@ -10,13 +10,13 @@ use csi_proto::cluster::v1::{
 };
 use csi_proto::cluster::{CALL, HIDE};
 use csid::error::presentable;
-use csid::random;
 use csid::store::registry::{Claim, Record, Registration};
 use csid::volume::rules::{self, ClaimAction, ClaimEffect, ClaimOutcome};
 use csid::{Error, Kind};
 use prost::Message;
 
 use crate::failure::Result;
+use crate::random;
 
 /// How long a call may wait on its host before it begins.
 pub const START: Duration = Duration::from_secs(10);

@@ -49,6 +49,7 @@ mod program;
 mod provisioning;
 mod questions;
 mod queue;
+mod random;
 mod records;
 mod rows;
 mod scrape;

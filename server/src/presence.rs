@@ -11,12 +11,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use csid::error::cut;
-use csid::random;
 use csid_etcd::{EtcdError, EtcdRegistry, Expected, Guard, RowKey, RowStore, Write, Written};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::failure::{Result, ServerError};
+use crate::random;
 use crate::rows::{self, RowError, ServerRow};
 
 const LEASE: i64 = 10;

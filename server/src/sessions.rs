@@ -36,7 +36,8 @@ struct Session {
     /// Plugins with a healthy controller on the node, as the node reports, and what each does.
     controllers: HashMap<String, Hosted>,
     /// Controller calls that the node was sent, by their names.
-    calls: HashMap<String, Waiting>,
+    /// In an order: their drop wakes who waits.
+    calls: BTreeMap<String, Waiting>,
     /// Ends the session's task: with a reason, or when it is dropped.
     end: oneshot::Sender<ServerError>,
 }

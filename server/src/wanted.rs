@@ -6,7 +6,6 @@ use csi_proto::cluster::v1::{ClaimAsk, Granted};
 use csi_proto::identity::{Identity, Role, is_member_name};
 use csid::Error;
 use csid::error::shortened;
-use csid::random;
 use csid::store::registry::{Claim, RecordFilter, VolumeName};
 use csid::volume::rules::{self, check_name};
 use tokio::time::Instant;
@@ -14,6 +13,7 @@ use tokio::time::Instant;
 use crate::cluster::Cluster;
 use crate::failure::{Result, ServerError};
 use crate::grants::May;
+use crate::random;
 use crate::time::now_usec;
 
 /// How long a caller waits for a controller. A node gives a call up after 10 s.

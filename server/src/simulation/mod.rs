@@ -3,12 +3,13 @@
 //! tokio's paused clock, so a seed does the same each time.
 //!
 //! `scene` sets up a cluster and breaks it, `server` is a server of it, `node` a host, `world` the storage and the judge, `network` what is
-//! between them. Always true: nodes and servers share no state but by messages, and nothing but the judge sees both.
+//! between them, `faults` counts what goes wrong. Always true: nodes and servers share no state but by messages, and nothing but the judge sees both.
 //!
 //! `CSID_SIM_SEED` repeats one seed, `CSID_SIM_SEEDS` is how many are tried, `CSID_SIM_LOG` shows what happens.
 
 mod breaks;
 mod dice;
+mod faults;
 mod network;
 mod node;
 // csid's own: which late calls a controller's node refuses.

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use tonic::Status;
 
 use super::dice::Dice;
+use super::faults::{Fault, Faults};
 
 /// A watch notices within this time that its member is away, by pings.
 const PINGS: Duration = Duration::from_secs(15);
@@ -33,11 +34,15 @@ pub struct Network {
     cut: Mutex<BTreeSet<(Place, Place)>>,
     /// Raised when all watches of etcd end.
     watches: AtomicU64,
+    /// What has gone wrong.
+    pub seen: Arc<Faults>,
 }
 
 impl Network {
-    pub fn new(dice: Dice, faults: u64) -> Network {
-        Network { dice, faults: AtomicU64::new(faults), cut: Mutex::default(), watches: AtomicU64::new(0) }
+    /// Makes a network without faults.
+    pub fn new(dice: Dice, seen: Arc<Faults>) -> Network {
+        let (faults, watches) = (AtomicU64::new(0), AtomicU64::new(0));
+        Network { dice, faults, cut: Mutex::default(), watches, seen }
     }
 
     fn cut(&self) -> MutexGuard<'_, BTreeSet<(Place, Place)>> {
@@ -63,6 +68,7 @@ impl Network {
     }
 
     pub fn cut_watches(&self) {
+        self.seen.count(Fault::WatchesEnded);
         self.watches.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -82,7 +88,10 @@ impl Network {
         let dice = &self.dice;
         match self.faults.load(Ordering::Relaxed) {
             0 => Duration::from_millis(1),
-            _ if dice.once_in(20) => dice.time(20, 800),
+            _ if dice.once_in(20) => {
+                self.seen.count(Fault::MessageSlow);
+                dice.time(20, 800)
+            }
             _ => dice.time(0, 5),
         }
     }
@@ -127,6 +136,17 @@ impl Way for ToEtcd {
         };
         // A proposal that its client has given up may be committed later.
         let is_late = matches!(fate, Fate::Silent) && changes && dice.once_in(2);
+        let fault = match &fate {
+            Fate::Answered => None,
+            Fate::Refused(_) => Some(Fault::EtcdRefused),
+            Fate::Failed(_) => Some(Fault::EtcdFailed),
+            // A dead server's calls are none.
+            Fate::Lost => (!self.is_dead()).then_some(Fault::EtcdLost),
+            Fate::Silent if is_late => Some(Fault::EtcdLate),
+            Fate::Silent => Some(Fault::EtcdSilent),
+            Fate::Twice(_) => Some(Fault::EtcdTwice),
+        };
+        fault.into_iter().for_each(|fault| network.seen.count(fault));
         let before = if is_late { dice.time(0, 12_000) } else { delays.0 };
         Passage { before, fate, after: delays.1 }
     }
@@ -140,7 +160,11 @@ impl Way for ToEtcd {
             if self.is_dead() {
                 std::future::pending::<()>().await;
             }
-            if self.network.fails() || watches != self.network.watches.load(Ordering::Relaxed) {
+            let fails = self.network.fails();
+            if fails {
+                self.network.seen.count(Fault::WatchEnded);
+            }
+            if fails || watches != self.network.watches.load(Ordering::Relaxed) {
                 return Err(Status::unavailable("the watch was cut"));
             }
             if self.network.is_open(own, Place::Etcd) {

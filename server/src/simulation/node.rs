@@ -27,6 +27,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::breaks::Break;
 use super::dice::Dice;
+use super::faults::Fault;
 use super::network::{Network, Place};
 use super::orders::{CallOrders, NoTurn};
 use super::server::{CLUSTER, Running, identity};
@@ -338,6 +339,7 @@ impl Host {
             } else if open.elapsed() >= patience {
                 if self.dice.once_in(2) {
                     // The server has not noticed it yet.
+                    self.network.seen.count(Fault::SessionLingers);
                     let rest = self.dice.time(0, 20_000);
                     tokio::spawn(async move {
                         sleep(rest).await;
@@ -386,6 +388,9 @@ impl Host {
     /// Makes a controller call in a task, which goes on without the session.
     fn take_call(&self, call: ControllerCall, session: &Session, at: usize) {
         let twice = self.network.fails().then(|| self.dice.time(0, 15_000));
+        if twice.is_some() {
+            self.network.seen.count(Fault::ControllerCallTwice);
+        }
         let mut memory = self.memory();
         for later in [Some(Duration::ZERO), twice].into_iter().flatten() {
             let making = Making {
@@ -420,6 +425,10 @@ impl Host {
         let (network, dice) = (&self.network, &self.dice);
         let (own, far) = (Place::Node(self.place), Place::Server(at));
         let fate = if network.fails() { Some(dice.roll(4)) } else { None };
+        if let Some(fate) = fate {
+            let faults = [Fault::CallLost, Fault::CallLate, Fault::CallTwice, Fault::AnswerLost];
+            network.seen.count(faults[fate as usize]);
+        }
         let asked = async {
             sleep(network.delay()).await;
             if !network.passes(own, far) || fate == Some(0) {

@@ -16,10 +16,12 @@ use tonic::Request;
 
 use super::breaks::Break;
 use super::dice::Dice;
+use super::faults::{Fault, Faults};
 use super::network::{Network, Place};
 use super::node::{Host, Parts, Servers};
 use super::server::{self, CLUSTER, Running, identity};
 use super::world::World;
+use crate::random::seeded;
 use crate::rows::{self, MetaRow, Mode, SCHEMA};
 
 /// How long the cluster has to come to rest when nothing fails any more. A claim that was given up is tried again after 300 s.
@@ -32,7 +34,9 @@ const LOOK: Duration = Duration::from_secs(1);
 /// What became of a scene.
 pub struct Outcome {
     pub violation: Option<String>,
+    /// What happened, if it was to be kept.
     pub log: Vec<String>,
+    pub faults: Arc<Faults>,
     pub grants: u64,
     pub calls: u64,
     /// The virtual time.
@@ -46,21 +50,25 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// Plays the scene of a seed.
-pub fn play(seed: u64, is_broken: Option<Break>) -> Outcome {
+/// Plays the scene of a seed. `keeps_log`: the outcome has what happened.
+pub fn play(seed: u64, is_broken: Option<Break>, keeps_log: bool) -> Outcome {
+    seeded::begin(Some(seed));
     let mut builder = tokio::runtime::Builder::new_current_thread();
     builder.enable_time().start_paused(true);
     // Without it tokio chooses the order of some wakes by itself, and the seed does not repeat the scene.
     #[cfg(tokio_unstable)]
     builder.rng_seed(tokio::runtime::RngSeed::from_bytes(&seed.to_le_bytes()));
-    builder.build().unwrap().block_on(async {
-        let scene = Scene::new(seed, is_broken).await;
+    let outcome = builder.build().unwrap().block_on(async {
+        let scene = Scene::new(seed, is_broken, keeps_log).await;
         let begun = Instant::now();
         scene.play().await;
         let world = &scene.world;
         let (grants, calls) = world.counts();
-        Outcome { violation: world.violation(), log: world.log(), grants, calls, took: begun.elapsed() }
-    })
+        let (faults, took) = (scene.network.seen.clone(), begun.elapsed());
+        Outcome { violation: world.violation(), log: world.log(), faults, grants, calls, took }
+    });
+    seeded::begin(None);
+    outcome
 }
 
 struct Scene {
@@ -95,14 +103,15 @@ async fn init(double: &Double) {
 }
 
 impl Scene {
-    async fn new(seed: u64, is_broken: Option<Break>) -> Scene {
+    async fn new(seed: u64, is_broken: Option<Break>, keeps_log: bool) -> Scene {
         let dice = Dice::new(seed);
         let double = Double::default();
         tokio::spawn(double.clone().run());
         init(&double).await;
-        let network = Arc::new(Network::new(dice.clone(), 0));
-        let world = World::new(dice.clone(), is_broken == Some(Break::SlowPlugin));
-        let count = 2 + dice.roll(2) as usize;
+        let seen = Arc::new(Faults::default());
+        let network = Arc::new(Network::new(dice.clone(), seen.clone()));
+        let world = World::new(dice.clone(), seen, is_broken == Some(Break::SlowPlugin), keeps_log);
+        let count = 2 + usize::from(dice.once_in(4));
         let servers = (0..count).map(|n| Some(server::start(&double, &network, n))).collect();
         let servers: Servers = Arc::new(Mutex::new(servers));
         // Plugin p attaches its volumes, and q does not.
@@ -163,12 +172,15 @@ impl Scene {
         self.double.compares(self.is_broken != Some(Break::NoCompare));
         self.network
             .faults
-            .store(if self.dice.once_in(4) { 0 } else { 10 + self.dice.roll(60) }, Ordering::Relaxed);
-        let end = Instant::now() + self.dice.time(20_000, 60_000);
+            .store(if self.dice.once_in(4) { 0 } else { 8 + self.dice.roll(50) }, Ordering::Relaxed);
+        // A host that is lost for longer than a call may run needs a long scene.
+        let is_long = self.is_broken == Some(Break::SlowPlugin) || self.dice.once_in(8);
+        let (least, most, pause) = if is_long { (20_000, 60_000, 6_000) } else { (5_000, 20_000, 2_000) };
+        let end = Instant::now() + self.dice.time(least, most);
         let mut look = Instant::now() + LOOK;
         while Instant::now() < end && self.world.violation().is_none() {
             self.break_something();
-            let next = Instant::now() + self.dice.time(300, 6_000);
+            let next = Instant::now() + self.dice.time(50, pause);
             while Instant::now() < next {
                 sleep((look.min(next)).saturating_duration_since(Instant::now())).await;
                 if Instant::now() >= look {
@@ -191,6 +203,7 @@ impl Scene {
                 let time = dice.time(200, 25_000);
                 self.world.note(|| format!("{one:?} and {other:?} are parted, one way: {is_one_way}"));
                 network.part(one, other);
+                network.seen.count(if is_one_way { Fault::PartedOneWay } else { Fault::Parted });
                 if !is_one_way {
                     network.part(other, one);
                 }
@@ -201,22 +214,40 @@ impl Scene {
                     network.heal(other, one);
                 });
             }
-            4 | 5 => self.restart(&self.nodes, dice.time(0, 5_000), dice.once_in(2)),
+            4 | 5 => {
+                let is_reboot = dice.once_in(2);
+                network.seen.count(if is_reboot { Fault::NodeRebooted } else { Fault::NodeKilled });
+                self.restart(&self.nodes, dice.time(0, 5_000), is_reboot);
+            }
             // A call without an answer may go on for 20 s.
-            6 if dice.once_in(2) => self.restart(&self.hosts, dice.time(15_000, 60_000), dice.once_in(3)),
-            6 => self.restart(&self.hosts, dice.time(0, 5_000), dice.once_in(3)),
+            6 => {
+                let (time, is_reboot) =
+                    (if dice.once_in(2) { (15_000, 60_000) } else { (0, 5_000) }, dice.once_in(3));
+                network.seen.count(if is_reboot { Fault::HostRebooted } else { Fault::HostKilled });
+                self.restart(&self.hosts, dice.time(time.0, time.1), is_reboot);
+            }
             7 => {
                 let leases = self.double.leases();
                 if !leases.is_empty() {
                     let lease = leases[dice.roll(leases.len() as u64) as usize];
                     self.world.note(|| format!("lease {lease} ends early"));
                     self.double.end_lease(lease);
+                    network.seen.count(Fault::LeaseEnded);
                 }
             }
             8 => network.cut_watches(),
-            9 => self.double.compact(),
-            10 | 11 => self.release(),
-            12 => self.force(),
+            9 => {
+                network.seen.count(Fault::Compacted);
+                self.double.compact();
+            }
+            10 | 11 => {
+                network.seen.count(Fault::Released);
+                self.release();
+            }
+            12 => {
+                network.seen.count(Fault::Forced);
+                self.force();
+            }
             _ => {}
         }
     }
@@ -243,6 +274,7 @@ impl Scene {
         let killed = self.servers.lock().unwrap_or_else(PoisonError::into_inner)[at].take();
         let Some(killed) = killed else { return };
         self.world.note(|| format!("server {at} is killed"));
+        self.network.seen.count(Fault::ServerKilled);
         killed.kill();
         let (time, servers) = (self.dice.time(0, 20_000), self.servers.clone());
         let (double, network, world) = (self.double.clone(), self.network.clone(), self.world.clone());

@@ -8,6 +8,7 @@ use csid_etcd::double::Double;
 use tokio::time::Instant;
 
 use super::dice::Dice;
+use super::faults::{Fault, Faults};
 use super::server::CONTROLLER;
 
 /// A node's hold of a volume: the volume, the node and the consumer.
@@ -57,16 +58,19 @@ struct Storage {
 pub struct World {
     storage: Arc<Mutex<Storage>>,
     dice: Dice,
+    seen: Arc<Faults>,
     is_shown: bool,
+    /// Whether what happens is kept.
+    keeps_log: bool,
     /// Whether plugins go on for longer than they may.
     is_slow: bool,
 }
 
 impl World {
-    pub fn new(dice: Dice, is_slow: bool) -> World {
+    pub fn new(dice: Dice, seen: Arc<Faults>, is_slow: bool, keeps_log: bool) -> World {
         let is_shown = std::env::var_os("CSID_SIM_LOG").is_some();
         let storage = Storage { begun: Some(Instant::now()), ..Storage::default() };
-        World { storage: Arc::new(Mutex::new(storage)), dice, is_shown, is_slow }
+        World { storage: Arc::new(Mutex::new(storage)), dice, seen, is_shown, keeps_log, is_slow }
     }
 
     fn lock(&self) -> MutexGuard<'_, Storage> {
@@ -75,6 +79,9 @@ impl World {
 
     /// Keeps what happened, for the reader of a failure.
     pub fn note(&self, text: impl FnOnce() -> String) {
+        if !self.keeps_log && !self.is_shown {
+            return;
+        }
         let mut storage = self.lock();
         let at = storage.begun.map(|begun| begun.elapsed()).unwrap_or_default();
         let line = format!("{:9.3} {}", at.as_secs_f64(), text());
@@ -190,7 +197,10 @@ impl World {
         let time = match dice.roll(10) {
             _ if is_calm => Duration::from_millis(5),
             0..5 if self.is_slow => dice.time(longest, 9 * longest),
-            0 => dice.time(0, longest),
+            0 => {
+                self.seen.count(Fault::PluginSlow);
+                dice.time(0, longest)
+            }
             1 | 2 => dice.time(0, 1000),
             _ => dice.time(0, 50),
         };
@@ -208,6 +218,16 @@ impl World {
             5 => (false, Some(Ending::NotSent)),
             _ => (true, None),
         };
+        let fault = match (&ending, is_done) {
+            (None, _) => None,
+            (Some(Ending::Unknown), true) => Some(Fault::PluginSilent),
+            (Some(Ending::Unknown), false) => Some(Fault::PluginFails),
+            (Some(Ending::Again), _) => Some(Fault::PluginBusy),
+            (Some(Ending::Refused), true) => Some(Fault::PluginRefusesLate),
+            (Some(Ending::Refused), false) => Some(Fault::PluginRefuses),
+            (Some(Ending::NotSent | Ending::Done(_)), _) => Some(Fault::PluginNotSent),
+        };
+        fault.into_iter().for_each(|fault| self.seen.count(fault));
         let device = match is_done {
             true => self.apply(volume, node, is_publish),
             false => String::new(),

@@ -566,3 +566,6 @@ mod grant_tests;
 #[cfg(test)]
 #[path = "claim_tests.rs"]
 mod tests;
+#[cfg(test)]
+#[path = "tests/walk/mod.rs"]
+mod walk_tests;
