@@ -23,40 +23,51 @@ const AGAIN: Duration = Duration::from_secs(60);
 /// What this server has seen of the nodes that are away. Times are of this server's clock alone.
 #[derive(Default)]
 struct Away {
-    /// The first look that has found the node without a session since it had one.
+    /// The first look that has found the node without a session since it had one, and since few nodes were away.
     since: HashMap<String, Instant>,
-    not_before: HashMap<String, Instant>,
+    /// The last try that has failed.
+    tried: HashMap<String, Instant>,
+    /// Most nodes were away at the last look.
+    most: bool,
 }
 
 impl Away {
-    /// Notes a look, and returns the node that is due: with claims, and away for so long.
+    /// Notes a look, and returns the node that is due: with claims, and away for so long. Of several it is the one that was tried the
+    /// longest ago.
     fn due<'s>(&mut self, seen: &'s [SeenNode], after: Duration, now: Instant) -> Option<&'s SeenNode> {
-        let is_away = |seen: &&SeenNode| {
-            seen.holds
-                && !seen.has_session
-                && matches!(seen.row.value.state, NodeState::Ready | NodeState::Draining)
+        // Another node is not away: it may have no session.
+        let may_join = |seen: &&SeenNode| {
+            seen.holds && matches!(seen.row.value.state, NodeState::Ready | NodeState::Draining)
         };
-        let away: Vec<&SeenNode> = seen.iter().filter(is_away).collect();
-        self.since.retain(|node, _| away.iter().any(|seen| seen.node == *node));
-        self.not_before.retain(|_, until| *until > now);
+        let users = seen.iter().filter(may_join).count();
+        let away: Vec<&SeenNode> = seen.iter().filter(may_join).filter(|seen| !seen.has_session).collect();
+        let is_away = |node: &String| away.iter().any(|seen| seen.node == *node);
+        self.since.retain(|node, _| is_away(node));
+        self.tried.retain(|node, _| is_away(node));
         for seen in &away {
             self.since.entry(seen.node.clone()).or_insert(now);
         }
-        let is_due = |seen: &&&SeenNode| {
-            now.duration_since(self.since[&seen.node]) >= after && !self.not_before.contains_key(&seen.node)
-        };
-        let due = away.iter().find(is_due)?;
-        let users = seen.iter().filter(|seen| seen.holds).count();
-        if is_most(away.len(), users) {
-            let away = away.len();
-            tracing::error!(
-                away,
-                users,
-                "most nodes are away, so none is fenced: is the network between them and the servers down?"
-            );
+        let before = std::mem::replace(&mut self.most, is_most(away.len(), users));
+        if self.most {
+            // What the outage lasts is no node's own time. Nodes need a while to come back after it.
+            self.since.values_mut().for_each(|since| *since = now);
+            if !before {
+                let away = away.len();
+                tracing::error!(
+                    away,
+                    users,
+                    "most nodes are away, so none is fenced: is the network between them and the servers down?"
+                );
+            }
             return None;
         }
-        Some(due)
+        let is_due = |seen: &&&SeenNode| {
+            let tried = self.tried.get(&seen.node);
+            now.duration_since(self.since[&seen.node]) >= after
+                && tried.is_none_or(|tried| now.duration_since(*tried) >= AGAIN)
+        };
+        let of = |seen: &&&SeenNode| (self.tried.get(&seen.node).copied(), self.since[&seen.node]);
+        away.iter().filter(is_due).min_by_key(of).copied()
     }
 }
 
@@ -90,16 +101,16 @@ pub async fn fence_away(cluster: Arc<Cluster>, name: String) {
         if !is_first {
             continue;
         }
-        if let Some(due) = due
-            && let Err(error) = fence(&cluster, &server, due).await
-        {
-            tracing::error!(node = due.node, %error, "a node that is away for too long is not fenced");
-            away.not_before.insert(due.node.clone(), Instant::now() + AGAIN);
-        }
         for left in seen.iter().filter(|seen| seen.holds && seen.row.value.is_fenced()) {
             if let Err(error) = cluster.end_fenced(&server, &left.node).await {
                 tracing::warn!(node = left.node, %error, "the claims of a fenced node have not all ended");
             }
+        }
+        if let Some(due) = due
+            && let Err(error) = fence(&cluster, &server, due).await
+        {
+            tracing::error!(node = due.node, %error, "a node that is away for too long is not fenced");
+            away.tried.insert(due.node.clone(), Instant::now());
         }
     }
 }
@@ -161,9 +172,28 @@ mod tests {
         assert_eq!(due(&mut away, &with(node("n1", NodeState::Ready, true)), begun + AFTER), None);
         assert_eq!(due(&mut away, &gone(), begun + AFTER), None, "its time begins again");
         assert_eq!(due(&mut away, &gone(), begun + 2 * AFTER), Some("n1".into()));
-        away.not_before.insert("n1".into(), begun + 3 * AFTER);
+        away.tried.insert("n1".into(), begun + 2 * AFTER);
         assert_eq!(due(&mut away, &gone(), begun + 2 * AFTER), None, "a try has failed");
-        assert_eq!(due(&mut away, &gone(), begun + 3 * AFTER), Some("n1".into()));
+        assert_eq!(due(&mut away, &gone(), begun + 2 * AFTER + AGAIN), Some("n1".into()));
+    }
+
+    /// The machines that switch others off may be gone with the nodes.
+    #[test]
+    fn node_that_was_tried_comes_after_the_others() {
+        let (begun, mut away) = (Instant::now(), Away::default());
+        let mut seen: Vec<SeenNode> =
+            ["n1", "n2", "n3"].map(|name| node(name, NodeState::Ready, false)).into();
+        seen.extend(["n4", "n5", "n6"].map(|name| node(name, NodeState::Ready, true)));
+        assert_eq!(due(&mut away, &seen, begun), None);
+        let mut now = begun + AFTER;
+        let mut tried = Vec::new();
+        for _ in 0..4 {
+            let due = due(&mut away, &seen, now).unwrap();
+            now += AGAIN / 2;
+            away.tried.insert(due.clone(), now);
+            tried.push(due);
+        }
+        assert_eq!(tried, ["n1", "n2", "n3", "n1"]);
     }
 
     #[test]
@@ -187,7 +217,15 @@ mod tests {
         for name in ["n4", "n5", "n6"] {
             seen.push(node(name, NodeState::Ready, true));
         }
-        assert_eq!(due(&mut away, &seen, begun + AFTER), Some("n1".into()), "half of them is not most");
+        let back = begun + AFTER + LOOK;
+        assert_eq!(due(&mut away, &seen, back), None, "the outage was no time of a node's own");
+        assert_eq!(due(&mut away, &seen, begun + 2 * AFTER), Some("n1".into()), "half of them is not most");
+        for state in [NodeState::Fenced, NodeState::Blocked] {
+            let mut away = Away::default();
+            let mut seen: Vec<SeenNode> = ["n1", "n2"].map(|name| node(name, NodeState::Ready, false)).into();
+            seen.extend(["n3", "n4", "n5"].map(|name| node(name, state, false)));
+            assert_eq!([begun, begun + AFTER].map(|now| due(&mut away, &seen, now)), [None, None]);
+        }
         assert!(!is_most(1, 1) && is_most(2, 2) && is_most(2, 3) && !is_most(2, 4));
     }
 }

@@ -61,6 +61,15 @@ impl Cluster {
         Ok(part.rows.iter().filter(|of| is_held(of.claim.state)).count() + part.left_out.count)
     }
 
+    /// Returns whether a node has a claim that its machine may use, at this revision or later. A volume that cannot be read counts for no node.
+    pub async fn has_held_claims(&self, node: &str, revision: u64) -> Result<bool> {
+        self.registry.reached(revision).await?;
+        let filter = ListFilter { node: Some(node.to_owned()), ..ListFilter::default() };
+        let most = self.registry.claims_of(node).await? + 1;
+        let part = self.registry.claim_list(&filter, None, most, |_| true).await?;
+        Ok(part.rows.iter().any(|of| is_held(of.claim.state)))
+    }
+
     /// Ends one claim of a fenced node. Returns `false` if it has ended.
     async fn end_claim(&self, of: &ClaimInList, number: Option<u64>) -> Result<bool> {
         let (name, node, consumer) = (&of.name, &of.claim.node, &of.claim.consumer);

@@ -1,7 +1,9 @@
 //! The command of the administrators that switches a node's machine off.
 
+use std::collections::HashSet;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -20,6 +22,20 @@ pub struct FenceCommand {
     program: String,
     time: Duration,
     places: Semaphore,
+    /// The nodes for which it runs.
+    running: Mutex<HashSet<String>>,
+}
+
+/// A node for which the command runs. The drop forgets it.
+struct Turn<'c> {
+    command: &'c FenceCommand,
+    node: &'c str,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.command.running().remove(self.node);
+    }
 }
 
 /// A command that runs. The drop kills it and all processes of its group.
@@ -37,13 +53,22 @@ impl Drop for Running {
 
 impl FenceCommand {
     pub fn new(program: String, time: Duration) -> Self {
-        FenceCommand { program, time, places: Semaphore::new(AT_ONCE) }
+        FenceCommand { program, time, places: Semaphore::new(AT_ONCE), running: Mutex::default() }
+    }
+
+    fn running(&self) -> MutexGuard<'_, HashSet<String>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Runs the command with the node's name, and returns when it has exited with 0: the machine is off. Returns otherwise why nobody may
     /// believe that. A command that takes too long is killed, and so is one whose caller waits no longer.
     pub async fn run(&self, node: &str) -> Result<(), String> {
         let program = &self.program;
+        // The first of two may end, and the node boot, before the second switches it off again.
+        if !self.running().insert(node.to_owned()) {
+            return Err(format!("the fence command {program} runs for node {node} already"));
+        }
+        let _turn = Turn { command: self, node };
         let Ok(_place) = self.places.try_acquire() else {
             return Err(format!("{AT_ONCE} fence commands run already, which is the limit"));
         };
@@ -112,6 +137,13 @@ mod tests {
             let why = run(&script(directory.path(), text)).await.unwrap_err();
             assert!(why.ends_with(end), "{why}");
         }
+        let slow = script(directory.path(), "sleep 1");
+        let (first, second) = tokio::join!(run(&slow), async {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            slow.run("n1").await
+        });
+        assert!(first.is_ok() && second.unwrap_err().ends_with("runs for node n1 already"));
+        assert!(slow.running().is_empty());
         let absent = FenceCommand::new("/nonexistent/fence".into(), Duration::from_secs(5));
         assert!(absent.run("n1").await.unwrap_err().contains("cannot run"));
     }

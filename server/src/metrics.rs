@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use csi_proto::cluster::v1::ListExternal;
 use csi_proto::cluster::v1::call_ended::How;
 use csi_proto::cluster::v1::controller_call::Method;
 use csid::plugin::code_name;
@@ -18,9 +19,23 @@ use tonic::Code;
 use crate::grants::Grants;
 
 /// The calls of the contract, with what their addresses end with.
-const RPCS: [&str; 14] = [
-    "Session", "Claim", "Withdraw", "Detached", "Release", "Change", "Volume", "Volumes", "Claims", "Nodes",
-    "Node", "SetNode", "Servers", "Audit",
+const RPCS: [&str; 16] = [
+    "Session",
+    "Claim",
+    "Withdraw",
+    "Detached",
+    "Release",
+    "Change",
+    "Volume",
+    "Volumes",
+    "Claims",
+    "Expanded",
+    "Inventory",
+    "Nodes",
+    "Node",
+    "SetNode",
+    "Servers",
+    "Audit",
 ];
 /// Why Hellos are refused.
 const REASONS: [&str; 7] =
@@ -158,6 +173,12 @@ pub fn method_name(method: Option<&Method>) -> &'static str {
         Some(Method::Create(_)) => "CreateVolume",
         Some(Method::Delete(_)) => "DeleteVolume",
         Some(Method::Expand(_)) => "ControllerExpandVolume",
+        Some(Method::Validate(_)) => "ValidateVolumeCapabilities",
+        Some(Method::Snapshot(_)) => "CreateSnapshot",
+        Some(Method::DeleteSnapshot(_)) => "DeleteSnapshot",
+        Some(Method::List(ListExternal { snapshots: true, .. })) => "ListSnapshots",
+        Some(Method::List(_)) => "ListVolumes",
+        Some(Method::Capacity(_)) => "GetCapacity",
         // A call of a later version.
         #[allow(unreachable_patterns, reason = "the contract may have more methods")]
         Some(_) | None => OTHER,

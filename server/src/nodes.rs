@@ -43,7 +43,7 @@ pub struct SeenNode {
     pub node: String,
     pub row: Read<NodeRow>,
     pub has_session: bool,
-    /// It has claims. A fenced node: claims that have not ended yet.
+    /// It has claims that its machine may use. With a session: claims, whatever their state.
     pub holds: bool,
 }
 
@@ -102,12 +102,13 @@ impl Cluster {
     /// Changes a node's row for an operator who may, or for this server.
     pub async fn change_node(&self, caller: &Identity, node: &str, change: &Change) -> Result<()> {
         check(change)?;
-        if let Change::Fence(ask) = change {
-            self.switch_off(caller, node, ask).await?;
-        }
+        let off = match change {
+            Change::Fence(ask) => self.switch_off(caller, node, ask).await?,
+            _ => None,
+        };
         let mut open = false;
         for _ in 0..TRIES {
-            match self.try_set_node(caller, node, change).await {
+            match self.try_set_node(caller, node, change, off.as_ref()).await {
                 Ok(Tried::Done) => return Ok(()),
                 Ok(Tried::Again { open: now }) => open |= now,
                 Err(error) if open && error.is_unavailable() => return Err(uncertain(node)),
@@ -124,19 +125,21 @@ impl Cluster {
     }
 
     /// Has the administrators' command switch the machine of a node off before the node is fenced. Nothing is fenced without its success.
-    async fn switch_off(&self, caller: &Identity, node: &str, ask: &FenceAsk) -> Result<()> {
+    /// Returns the node's row as it was before. `None`: no command has run.
+    async fn switch_off(&self, caller: &Identity, node: &str, ask: &FenceAsk) -> Result<Option<NodeRow>> {
         let present = self.while_here(self.node_now(node)).await?.ok_or_else(|| not_joined(node))?;
         if present.value.is_fenced() {
-            return Ok(());
+            return Ok(None);
         }
         is_as_seen(node, &present, ask.revision)?;
         let Some(command) = self.config.fence.command.as_ref().filter(|_| !ask.by_hand) else {
-            return Ok(());
+            return Ok(None);
         };
         tracing::warn!(%caller, node, "the command that fences begins");
         // Another server may reach the machine's power.
         let failed = |why| ServerError::Unavailable(format!("node {node} is not fenced: {why}"));
-        command.run(node).await.map_err(failed)
+        command.run(node).await.map_err(failed)?;
+        Ok(Some(present.value))
     }
 
     /// Returns the nodes that may have a session now. A node whose row cannot be read is not among them.
@@ -168,11 +171,12 @@ impl Cluster {
                 let RowKey::Node(node) = key else { continue };
                 let row: Read<NodeRow> = rows::read(key, row)?;
                 after.clone_from(node);
-                let holds = match row.value.is_fenced() {
-                    true => self.held_claims(node, row.revision).await? > 0,
-                    false => self.count_claims(node).await? > 0,
-                };
                 let has_session = sessions.contains_key(node);
+                let holds = match has_session {
+                    true => self.count_claims(node).await? > 0,
+                    // A node that has let go may be off.
+                    false => self.has_held_claims(node, row.revision).await?,
+                };
                 seen.push(SeenNode { node: node.clone(), row, has_session, holds });
             }
             if found.is_empty() {
@@ -181,7 +185,14 @@ impl Cluster {
         }
     }
 
-    async fn try_set_node(&self, caller: &Identity, node: &str, change: &Change) -> Result<Tried> {
+    /// Tries a change once. `off`: the row of the machine that was switched off for it.
+    async fn try_set_node(
+        &self,
+        caller: &Identity,
+        node: &str,
+        change: &Change,
+        off: Option<&NodeRow>,
+    ) -> Result<Tried> {
         let present = self.while_here(self.node_now(node)).await?;
         if let (Change::Forget(_), None) = (change, &present) {
             return Ok(Tried::Done);
@@ -190,6 +201,10 @@ impl Cluster {
         let after = match change {
             Change::Accept(accept) => accepted(node, &present, accept)?,
             Change::Block(ask) => blocked(&present.value, ask, caller),
+            Change::Fence(ask) if off.is_some_and(|off| is_of_machine(&present.value, off)) => {
+                // Another machine that wants to be the node changes the row, too.
+                fenced(node, &present, &FenceAsk { revision: present.revision, ..ask.clone() }, caller)?
+            }
             Change::Fence(ask) => fenced(node, &present, ask, caller)?,
             Change::Drain(_) => drained(node, &present.value)?,
             Change::Undrain(_) => undrained(node, &present.value)?,
@@ -464,6 +479,15 @@ fn fenced(node: &str, present: &Read<NodeRow>, ask: &FenceAsk, caller: &Identity
     Ok(Some(after))
 }
 
+/// Returns whether the row is of the same machine in the same boot, and nobody has fenced or blocked it meanwhile.
+fn is_of_machine(row: &NodeRow, before: &NodeRow) -> bool {
+    let of = |row: &NodeRow| {
+        let fence = row.fence.as_ref().map(|fence| fence.number);
+        (row.machine_id.clone(), row.journal_id.clone(), row.boot.clone(), row.state, fence)
+    };
+    of(row) == of(before)
+}
+
 /// Refuses an operator that has seen another revision of the row.
 fn is_as_seen(node: &str, present: &Read<NodeRow>, seen: u64) -> Result<()> {
     if seen == present.revision {
@@ -677,6 +701,20 @@ mod tests {
             let again = fenced("n", &Read { value: after, revision: 8 }, &ask(7), &operator()).unwrap();
             assert!(again.is_none(), "the first fence stays");
         }
+    }
+
+    #[test]
+    fn switched_off_machine_is_known_by_its_boot() {
+        let before = row(NodeState::Ready).value;
+        let asked = asked(NodeState::Ready).value;
+        assert!(is_of_machine(&NodeRow { plugins: Default::default(), ..asked }, &before));
+        let others = [
+            NodeRow { boot: "b2".into(), ..before.clone() },
+            NodeRow { machine_id: "m2".into(), ..before.clone() },
+            NodeRow { journal_id: "j2".into(), ..before.clone() },
+            NodeRow { state: NodeState::Blocked, ..before.clone() },
+        ];
+        assert!(others.iter().all(|other| !is_of_machine(other, &before)));
     }
 
     #[test]

@@ -24,11 +24,13 @@ pub enum Kept {
     List,
     /// A walk over etcd.
     Audit,
+    /// A question to a plugin's controller.
+    Question,
 }
 
 impl Kept {
     #[cfg(test)]
-    const ALL: [Kept; 4] = [Kept::Call, Kept::Session, Kept::List, Kept::Audit];
+    const ALL: [Kept; 5] = [Kept::Call, Kept::Session, Kept::List, Kept::Audit, Kept::Question];
 
     /// Returns the limit of one identity.
     fn of_identity(self, is_operator: bool) -> usize {
@@ -37,7 +39,7 @@ impl Kept {
             // Several commands of one operator run at the same time.
             Kept::List if is_operator => 8,
             // A session that is lost has its place for some seconds, and the node joins again meanwhile.
-            Kept::Session | Kept::List => 4,
+            Kept::Session | Kept::List | Kept::Question => 4,
             Kept::Audit => 1,
         }
     }
@@ -48,6 +50,7 @@ impl Kept {
             Kept::Session => "sessions",
             Kept::List => "lists",
             Kept::Audit => "audits",
+            Kept::Question => "questions",
         }
     }
 }
@@ -56,6 +59,8 @@ impl Kept {
 const LISTS: usize = 64;
 const OPERATORS_LISTS: usize = 16;
 const AUDITS: usize = 2;
+/// The limit of questions of all nodes, and that of all operators.
+const QUESTIONS: usize = 32;
 
 /// The Hellos that a node may say at once, and the time in which it may say one more. Each may write to etcd.
 const HELLOS: u32 = 300;
@@ -116,6 +121,7 @@ impl Places {
             Kept::List if is_operator => (OPERATORS_LISTS, true),
             Kept::List => (LISTS, true),
             Kept::Audit => (AUDITS, true),
+            Kept::Question => (QUESTIONS, true),
         };
         if counts && all >= most {
             return Err(

@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use csi_proto::cluster::CALL;
 use csi_proto::cluster::v1::call_ended::How;
 use csi_proto::cluster::v1::controller_call::Method;
 use csi_proto::cluster::v1::inventory_ask::What as Asked;
@@ -17,11 +18,12 @@ use csid::error::{Step, presentable};
 use csid::store::registry::{Capability as Mode, Record, Registration, Registry};
 use csid::volume::rules;
 use csid::{Error, Kind, random};
-use tokio::sync::Semaphore;
+use prost::Message;
 
 use crate::failure::{Result, ServerError};
 use crate::forward::{message, text_of};
 use crate::grants::May;
+use crate::places::Kept;
 use crate::service::Service;
 use crate::view;
 
@@ -31,8 +33,6 @@ const PLUGIN: Duration = Duration::from_secs(5);
 const LATER: Duration = Duration::from_secs(1);
 /// The limit of the plugin's reason for which it does not confirm a capability, in bytes.
 const REASON: usize = 1024;
-/// The most questions of a server that wait for their answers.
-static PLACES: Semaphore = Semaphore::const_new(32);
 
 impl Service {
     /// Asks a plugin's controller for a page of its volumes or snapshots, or for its capacity.
@@ -51,7 +51,7 @@ impl Service {
         let hosts = self.cluster.hosts_of_plugin(&ask.plugin, self.sessions.answering(&ask.plugin));
         let host = hosts.first().ok_or_else(|| no_host(&ask.plugin))?;
         let call = about_plugin(&ask.plugin, method);
-        let Answer { listed, available, .. } = self.question(host, call, None).await?;
+        let Answer { listed, available, .. } = self.question(caller, host, call, None).await?;
         let is = match (is_list, listed, available) {
             (true, Some(listed), _) => Page::Listed(listed),
             (false, _, Some(available)) => Page::Available(available),
@@ -61,10 +61,10 @@ impl Service {
     }
 
     /// Asks a plugin's controller for a page of its list.
-    pub(crate) async fn listed(&self, plugin: &str, list: ListExternal) -> Result<Listed> {
+    pub(crate) async fn listed(&self, caller: &Identity, plugin: &str, list: ListExternal) -> Result<Listed> {
         let hosts = self.cluster.hosts_of_plugin(plugin, self.sessions.answering(plugin));
         let host = hosts.first().ok_or_else(|| no_host(plugin))?;
-        let answer = self.question(host, about_plugin(plugin, Method::List(list)), None).await?;
+        let answer = self.question(caller, host, about_plugin(plugin, Method::List(list)), None).await?;
         answer.listed.ok_or_else(|| no_answer(host, None))
     }
 
@@ -83,21 +83,32 @@ impl Service {
         if modes.is_empty() {
             modes.clone_from(&registration.spec.capabilities);
         }
-        let validated = self.validated(&record, registration, &modes).await?;
-        Ok(VolumeRow { validated: Some(validated), ..view::row(&record, caller) })
+        let validated = self.validated(caller, &record, registration, &modes).await?;
+        let row = match self.cluster.sees(caller, &record.name.namespace) {
+            true => view::row(&record, caller),
+            false => VolumeRow {
+                namespace: record.name.namespace.clone(),
+                volume: record.name.volume.clone(),
+                ..VolumeRow::default()
+            },
+        };
+        Ok(VolumeRow { validated: Some(validated), ..row })
     }
 
     /// Registers a volume, or changes its registration. The plugin is asked first whether it has the volume so, if its controller has a
     /// session with this server.
     pub async fn register(&self, caller: &Identity, ask: Register) -> Result<VolumeRow> {
         let (name, volume, new) = self.cluster.registration(caller, &ask)?;
-        let mut record = self.cluster.registry.record(name.clone()).await?;
+        let present = self.cluster.registry.record(name.clone()).await?;
+        let mut record = present.clone();
         // What the record refuses or has, the change says.
         let changes = matches!(rules::put_registration(&mut record, &volume, &new), Ok(Some(_)));
         if changes && !self.hosts_for(&record).is_empty() {
             self.cluster.presence.here()?;
             self.cluster.require_unblocked(caller).await?;
-            let validated = self.validated(&record, &new, &new.spec.capabilities).await?;
+            // The plugin's reason may repeat what another's registration of the volume says.
+            self.cluster.refuse_of_others(caller, &present, &record.volume, &new).await?;
+            let validated = self.validated(caller, &record, &new, &new.spec.capabilities).await?;
             if !validated.confirmed {
                 return Err(rules::not_confirmed(&name, validated.message).into());
             }
@@ -116,6 +127,7 @@ impl Service {
 
     async fn validated(
         &self,
+        caller: &Identity,
         record: &Record,
         registration: &Registration,
         modes: &[Mode],
@@ -139,7 +151,7 @@ impl Service {
         let mut call = message(record, registration, order, spec.credential, method, PLUGIN)?;
         call.start_within_ms = u32::try_from(START.as_millis()).unwrap_or(u32::MAX);
         let is_silent = call.hidden.as_ref().is_some_and(|hidden| hidden.more);
-        let answer = self.question(host, call, Some(Step::Validate)).await?;
+        let answer = self.question(caller, host, call, Some(Step::Validate)).await?;
         let validated = answer.validated.ok_or_else(|| no_answer(host, Some(Step::Validate)))?;
         let message = match is_silent {
             true => "the plugin's message is withheld, for it may repeat a context".to_owned(),
@@ -149,9 +161,20 @@ impl Service {
     }
 
     /// Sends a question to a node, and waits for its answer.
-    async fn question(&self, host: &str, call: ControllerCall, step: Option<Step>) -> Result<Answer> {
-        let full = |_| Error::new(Kind::RateLimited, "as many questions wait for a controller as may");
-        let _place = PLACES.try_acquire().map_err(full)?;
+    async fn question(
+        &self,
+        caller: &Identity,
+        host: &str,
+        call: ControllerCall,
+        step: Option<Step>,
+    ) -> Result<Answer> {
+        let bytes = call.encoded_len();
+        if bytes > CALL {
+            // Its node would end the session.
+            let text = format!("the question has {bytes} bytes, and the limit is {CALL}");
+            return Err(Error::invalid(text).into());
+        }
+        let _place = self.places.enter(caller, Kept::Question)?;
         let is_silent = call.hidden.as_ref().is_some_and(|hidden| hidden.more);
         let away = |text: String| ServerError::Unavailable(text);
         let Some(answer) = self.sessions.call(host, call) else {

@@ -38,7 +38,7 @@ impl Service {
             max: 1,
             ..ListExternal::default()
         };
-        let listed = self.listed(&ask.plugin, list).await?;
+        let listed = self.listed(caller, &ask.plugin, list).await?;
         let Some(found) = listed.snapshots.into_iter().find(|found| found.id == ask.snapshot) else {
             return Ok(VolumeRow::default());
         };

@@ -3,7 +3,9 @@
 use csi_proto::cluster::v1::{Deregister, Register, VolumeAsk, VolumeRow};
 use csi_proto::identity::Identity;
 use csid::cluster::rows::read_spec;
-use csid::store::registry::{Claim, Conflict, Record, Registration, Registry, RegistryError, VolumeName};
+use csid::store::registry::{
+    Claim, Conflict, Record, RecordFilter, Registration, Registry, RegistryError, VolumeName,
+};
 use csid::store::rows::VolumeKey;
 use csid::volume::rules;
 use csid::{Error, Kind};
@@ -42,9 +44,7 @@ impl Cluster {
             let mut guards = vec![meta_guard(&meta), here.guard()];
             guards.extend(self.unblocked_guard(caller).await?);
             let record = self.registry.record(name.clone()).await?;
-            if record.registration.as_ref().is_some_and(|present| present.owner != new.owner) {
-                return Err(another_owner(&name));
-            }
+            is_owner(&record, &new)?;
             let is_left = !record.claims.is_empty() || !record.queue.is_empty();
             if record.registration.is_none() && is_left {
                 // They are of an earlier volume of the name.
@@ -64,6 +64,27 @@ impl Cluster {
             }
         }
         Err(busy(&name))
+    }
+
+    /// Refuses a registration of a volume that is another's, or that has another name.
+    pub async fn refuse_of_others(
+        &self,
+        caller: &Identity,
+        present: &Record,
+        volume: &VolumeKey,
+        new: &Registration,
+    ) -> Result<()> {
+        is_owner(present, new)?;
+        let filter = RecordFilter {
+            plugin: Some(volume.plugin.clone()),
+            external_id: Some(volume.handle.text().into_owned()),
+            ..RecordFilter::default()
+        };
+        let (records, _) = self.registry.records(filter).await?;
+        match records.into_iter().find(|other| other.name != present.name) {
+            Some(other) => Err(self.hide_name(caller, RegistryError::Conflict(Conflict::Taken(other.name)))),
+            None => Ok(()),
+        }
     }
 
     pub async fn volume(&self, caller: &Identity, ask: VolumeAsk) -> Result<VolumeRow> {
@@ -113,6 +134,14 @@ impl Cluster {
             }
             error => error.into(),
         }
+    }
+}
+
+/// Refuses a change of another's registration.
+fn is_owner(record: &Record, new: &Registration) -> Result<()> {
+    match record.registration.as_ref().is_some_and(|present| present.owner != new.owner) {
+        true => Err(another_owner(&record.name)),
+        false => Ok(()),
     }
 }
 

@@ -1,7 +1,8 @@
 //! This node's parts of expansions, for which the servers ask in the session. The journal has what is due and what is done, so a csid that is
 //! killed before its report reports it when it is asked again.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use csi_proto::cluster::v1::{Expand, NodeExpanded};
@@ -17,10 +18,43 @@ use crate::volume::{AskedExpansion, Volumes};
 /// The first and the longest pause between two tries of an expansion.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
 
+/// The last request for each volume in a session, by its name. An earlier one of the volume counts no more.
+#[derive(Default)]
+pub(super) struct LastExpansions(Mutex<HashMap<String, Expand>>);
+
+impl LastExpansions {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Expand>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes a request. Returns `false` if there are `most` already.
+    pub(super) fn note(&self, name: &str, expand: Expand, most: usize) -> bool {
+        let mut last = self.lock();
+        let has_room = last.contains_key(name) || last.len() < most;
+        if has_room {
+            last.insert(name.to_owned(), expand);
+        }
+        has_room
+    }
+
+    /// Returns the last request for a volume. `None`: it is done.
+    pub(super) fn of(&self, name: &str) -> Option<Expand> {
+        self.lock().get(name).cloned()
+    }
+
+    /// Forgets a request that is done. A later one for the volume stays.
+    fn forget(&self, name: &str, done: &Expand) {
+        let mut last = self.lock();
+        if last.get(name) == Some(done) {
+            last.remove(name);
+        }
+    }
+}
+
 /// Returns a name of the request among those of a session.
 pub(super) fn expansion_name(expand: &Expand) -> String {
-    let Expand { namespace, volume, required, limit } = expand;
-    format!("expand {namespace}/{volume} {required} {limit}")
+    // One of a volume at a time: an unmount would wait for all that are in the volume's queue.
+    format!("expand {}/{}", expand.namespace, expand.volume)
 }
 
 /// Returns whether a message has names and bounds, and no other text.
@@ -32,18 +66,25 @@ pub(super) fn is_expansion(expand: &Expand) -> bool {
 }
 
 impl Node {
-    /// Does this node's part of an expansion, and reports it. Tries again until both are done, this node has no claim of the volume, or the
-    /// session ends. Returns the name of the request.
-    pub(super) async fn expand(self: Arc<Self>, expand: Expand, volumes: Volumes) -> String {
-        let request = expansion_name(&expand);
-        let name = VolumeName { namespace: expand.namespace, volume: expand.volume };
+    /// Does this node's part of the last expansion of a volume, and reports it. Tries again until both are done, this node has no claim of the
+    /// volume, or the session ends. Returns the name of the request.
+    pub(super) async fn expand(
+        self: Arc<Self>,
+        request: String,
+        last: Arc<LastExpansions>,
+        volumes: Volumes,
+    ) -> String {
         let mut pause = Backoff::between(PAUSE.0, PAUSE.1);
-        loop {
+        while let Some(expand) = last.of(&request) {
+            let name = VolumeName { namespace: expand.namespace.clone(), volume: expand.volume.clone() };
             let mut again = std::pin::pin!(self.expanded.notified());
             // What is done from now on is looked for again.
             again.as_mut().enable();
             match self.try_expand(&name, (expand.required, expand.limit), &volumes).await {
-                Ok(AskedExpansion::Done | AskedExpansion::NotHere) => return request,
+                Ok(AskedExpansion::Done | AskedExpansion::NotHere) => {
+                    last.forget(&request, &expand);
+                    continue;
+                }
                 Ok(AskedExpansion::Later) => {}
                 Err(error) => {
                     tracing::warn!(volume = %name, %error, "this node's part of an expansion is not done yet");
@@ -52,6 +93,7 @@ impl Node {
             // Without an end: the server asks once in a session.
             let _ = tokio::time::timeout(pause.next(), again).await;
         }
+        request
     }
 
     async fn try_expand(

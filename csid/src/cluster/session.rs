@@ -17,7 +17,7 @@ use tonic::{Status, Streaming};
 
 use crate::backoff::Backoff;
 use crate::cluster::controller::refused;
-use crate::cluster::expansions::{expansion_name, is_expansion};
+use crate::cluster::expansions::{LastExpansions, expansion_name, is_expansion};
 use crate::cluster::failure::read;
 use crate::cluster::link;
 use crate::cluster::node::{CLAIMS, FENCED, Joined, Node, OWN_VOLUMES, SessionState};
@@ -89,11 +89,13 @@ impl Node {
                 Ok(_) => String::new(),
                 Err(error) => format!("{}: {error}", self.link.display()),
             };
-            let mut refused = false;
+            let (mut refused, mut fenced) = (false, false);
             for server in servers.unwrap_or_default() {
                 let begun = Instant::now();
                 let end = match self.join(&server, &volumes, &plugins).await {
                     Ok(session) => {
+                        leaving.abort_all();
+                        fenced = false;
                         let end = self.serve(session, &volumes, &plugins).await;
                         pause.worked_for(begun.elapsed());
                         tokio::time::sleep(PAUSE.0).await;
@@ -110,10 +112,7 @@ impl Node {
                         refused = true;
                         if reason == FENCED {
                             self.fenced.store(true, Ordering::Release);
-                            while leaving.try_join_next().is_some() {}
-                            if self.on_fenced == OnFenced::Unmount && leaving.is_empty() {
-                                leaving.spawn(leave(volumes.clone()));
-                            }
+                            fenced = true;
                         }
                         self.become_state(SessionState::Refused { reason, message });
                     }
@@ -121,6 +120,11 @@ impl Node {
             }
             if !refused {
                 self.become_state(SessionState::CutOff { why });
+            }
+            while leaving.try_join_next().is_some() {}
+            // A fence is in etcd, so no other server has let this node join.
+            if fenced && self.on_fenced == OnFenced::Unmount && leaving.is_empty() {
+                leaving.spawn(leave(volumes.clone()));
             }
             tokio::time::sleep(if refused { REFUSED } else { pause.next() }).await;
         }
@@ -215,6 +219,7 @@ impl Node {
         let mut comparing = JoinSet::new();
         let mut doing = JoinSet::new();
         let mut asked = HashSet::new();
+        let expansions = Arc::new(LastExpansions::default());
         loop {
             tokio::select! {
                 message = session.from_server.message() => match message {
@@ -226,8 +231,13 @@ impl Node {
                     }
                     Ok(Some(ToNode { is: Some(to_node::Is::Expand(expand)) })) => {
                         let name = expansion_name(&expand);
-                        if is_expansion(&expand) && asked.len() < CLAIMS && asked.insert(name) {
-                            doing.spawn(Arc::clone(self).expand(expand, volumes.clone()));
+                        if is_expansion(&expand)
+                            && expansions.note(&name, expand, CLAIMS)
+                            && asked.len() < CLAIMS
+                            && asked.insert(name.clone())
+                        {
+                            let expansions = Arc::clone(&expansions);
+                            doing.spawn(Arc::clone(self).expand(name, expansions, volumes.clone()));
                         }
                     }
                     Ok(Some(ToNode { is: Some(to_node::Is::Call(call)) })) => {
@@ -269,7 +279,14 @@ impl Node {
                 Some(_) = comparing.join_next() => {}
                 Some(ended) = doing.join_next() => {
                     if let Ok(name) = ended {
-                        asked.remove(&name);
+                        // A request may have come when the task was about to end.
+                        match expansions.of(&name) {
+                            None => drop(asked.remove(&name)),
+                            Some(_) => {
+                                let expansions = Arc::clone(&expansions);
+                                drop(doing.spawn(Arc::clone(self).expand(name, expansions, volumes.clone())));
+                            }
+                        }
                     }
                 }
             }

@@ -56,12 +56,16 @@ impl<S: Site> Engine<'_, S> {
         let is_none = self.records.plugins.can(&self.plugin(), BY_NODE) == Some(false);
         // A part of the controller that has begun stays due, even if the node has no part.
         let due = due.filter(|of| !of.by_controller || !is_none);
-        self.note_expansion(target, due, capacity).await?;
+        match due {
+            // The node has no part in it.
+            None if part == Part::Node => self.note_done(target, asked, capacity).await?,
+            due => self.note_expansion(target, due, capacity).await?,
+        }
         let is_now = |of: &Expansion| of.by_controller && part != Part::Controller && self.site.is_mounted();
         match due.filter(is_now) {
             Some(expansion) => {
                 let capacity = self.expand_on_node(target, expansion).await?.max(capacity);
-                self.note_expansion(target, None, capacity).await?;
+                self.note_done(target, expansion, capacity).await?;
                 Ok((capacity, false))
             }
             None => Ok((capacity, due.is_some())),
@@ -91,7 +95,7 @@ impl<S: Site> Engine<'_, S> {
             Some(expansion) => self.expand_on_node(target, expansion).await?.max(capacity),
             None => capacity,
         };
-        self.note_expansion(target, None, capacity).await
+        self.note_done(target, expansion, capacity).await
     }
 
     /// Expands the volume by the controller. Returns the capacity, and the part left for a node. `None`: nothing is left.
@@ -157,18 +161,38 @@ impl<S: Site> Engine<'_, S> {
         pending: Option<Expansion>,
         capacity: Option<u64>,
     ) -> Result<()> {
+        self.note(target, capacity, |registration| registration.pending_expansion = pending).await
+    }
+
+    /// Notes the capacity, and that this expansion is done. Another one that the servers have asked for meanwhile stays pending.
+    async fn note_done(&mut self, target: &CallTarget, done: Expansion, capacity: Option<u64>) -> Result<()> {
+        let is_of_cluster = self.records.servers.is_some();
+        let note = |registration: &mut Registration| {
+            if is_of_cluster {
+                // The servers learn of it, and ask for it until then.
+                registration.expanded_here = Some(Expansion { by_controller: true, ..done });
+            }
+            let bounds = |of: &Expansion| (of.required, of.limit);
+            let is_other = |of: &Expansion| is_of_cluster && bounds(of) != bounds(&done);
+            registration.pending_expansion = registration.pending_expansion.filter(is_other);
+        };
+        self.note(target, capacity, note).await
+    }
+
+    /// Changes a volume's registration, and notes its capacity.
+    async fn note(
+        &mut self,
+        target: &CallTarget,
+        capacity: Option<u64>,
+        change: impl Fn(&mut Registration),
+    ) -> Result<()> {
         if !target.is_registered {
             return Ok(());
         }
-        let is_of_cluster = self.records.servers.is_some();
         let noted = |record: &mut Record| {
             let Some(registration) = &mut record.registration else { return Ok(None) };
             let expanded = registration.capacity != capacity;
-            if let (true, None, Some(done)) = (is_of_cluster, pending, registration.pending_expansion) {
-                // The servers learn of it, and ask for it until then.
-                registration.expanded_here = Some(done);
-            }
-            registration.pending_expansion = pending;
+            change(registration);
             registration.capacity = capacity;
             Ok(expanded.then(|| registration_events::registered(EventKind::VolumeExpanded, record)))
         };
