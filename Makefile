@@ -7,7 +7,7 @@ SHELL := /bin/bash
 .ONESHELL:
 # One recipe after the other: `make test` measures at its end, and a recipe without $(MAKE) in it is not run by `make -n`.
 .NOTPARALLEL:
-.PHONY: help demo demo-cluster test run-tests soak check advisory-db advisories bench bench-cluster bench-pictures count count-renew deb rpm docs package-files libcsi cfgd-csi debian-packages machine-packages go
+.PHONY: help demo demo-cluster test run-tests soak check advisory-db advisories bench bench-cluster bench-pictures pgo count count-renew deb rpm docs package-files libcsi cfgd-csi debian-packages machine-packages go
 
 TOOLS := $(CURDIR)/target/tools
 CARGO_DENY := $(TOOLS)/cargo-deny-0.20.2/bin/cargo-deny
@@ -24,6 +24,8 @@ DEBIAN_PACKAGES := bindfs build-essential busybox-static crun dbus e2fsprogs etc
 # What tests install in a booted machine, from files that are downloaded here. On this machine they would start services.
 MACHINE_PACKAGES := docker-compose docker.io postgresql psmisc
 PROFILE ?= release
+# PGO=no: csid in the packages of a release is not optimised by a profile. It is slower, and takes half the time to build.
+PGO ?= yes
 # The packages that a test installs.
 demo demo-cluster run-tests soak: PROFILE := dev
 
@@ -79,13 +81,17 @@ advisories: advisory-db $(CARGO_DENY) ## Cargo.lock against RustSec's advisories
 
 bench: debian-packages go ## what a durable mount costs against the bare RPCs, and the targets: one table (root)
 	cargo build --locked --release -p csid -p csid-bench
+	packaging/pgo
 	libcsi-ffi/link target/libcsi --release
 	cc -std=c99 -O2 -Wall -Wextra -Werror tests/bench/c/cycles.c -I target/libcsi/include -L target/libcsi/lib -lcsi \
 		-Wl,-rpath,$(CURDIR)/target/libcsi/lib -o target/release/csid-bench-c
 	PKG_CONFIG_PATH=$(CURDIR)/target/libcsi/lib/pkgconfig CGO_LDFLAGS=-Wl,-rpath,$(CURDIR)/target/libcsi/lib \
 		go -C tests/bench/go build -o $(CURDIR)/target/release/csid-bench-cgo
 	CGO_ENABLED=0 go -C tests/bench/go build -o $(CURDIR)/target/release/csid-bench-go
-	target/release/csid-bench
+	target/release/csid-bench --csid target/pgo/csid
+
+pgo: debian-packages ## target/pgo/csid: a release of csid, optimised by a profile of the benchmark (root)
+	packaging/pgo
 
 bench-cluster: debian-packages ## three servers and 1,000 played nodes against raw transactions of their etcd: one table (root)
 	cargo build --locked --release -p csid -p csid-link -p csid-server -p csid-bench-cluster
@@ -117,6 +123,10 @@ count-renew: debian-packages ## keep what one mount executes now, in tests/bench
 # What the packages have that cargo does not build.
 package-files: debian-packages
 	cargo build --locked -p csid -p csictl -p csi-local -p csid-volume-plugin -p csid-link -p csid-server --profile $(PROFILE)
+	if [[ $(PROFILE) == release && $(PGO) != no ]]; then
+		packaging/pgo
+		install target/pgo/csid target/release/csid
+	fi
 	csictl=target/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))/csictl
 	mkdir -p target/man target/completions target/bin target/sbin
 	# The package keeps the links of target/sbin. cargo-deb reads what they name here.

@@ -12,6 +12,7 @@ use rustix::mount::{
     MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_bind, mount_change, unmount,
 };
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::{Pid, Signal, kill_process};
 
 const LIMIT: Duration = Duration::from_secs(60);
 const BUS: &str = "bus";
@@ -50,12 +51,26 @@ impl Drop for Running {
     }
 }
 
-/// Killed when it is dropped.
+/// Killed when it is dropped, or stopped if its host says so.
 pub struct Csid {
     process: Running,
     _helper: Running,
+    stops: bool,
     /// exec to READY.
     pub ready: Duration,
+}
+
+impl Drop for Csid {
+    fn drop(&mut self) {
+        if !self.stops {
+            return;
+        }
+        let _ = kill_process(Pid::from_child(&self.process.0), Signal::TERM);
+        let begun = Instant::now();
+        while begun.elapsed() < LIMIT && matches!(self.process.0.try_wait(), Ok(None)) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
 }
 
 impl Csid {
@@ -78,6 +93,8 @@ impl Csid {
 pub struct Host {
     directory: PathBuf,
     csid: PathBuf,
+    /// csid ends by SIGTERM. `false`: by SIGKILL, as in a crash.
+    pub stops: bool,
 }
 
 impl Host {
@@ -85,7 +102,7 @@ impl Host {
     pub fn new(directory: &Path, csid: &Path) -> Result<Self> {
         // As systemd leaves a host: mounts are shared.
         mount_change("/", MountPropagationFlags::SHARED | MountPropagationFlags::REC)?;
-        let host = Host { directory: directory.to_owned(), csid: csid.to_owned() };
+        let host = Host { directory: directory.to_owned(), csid: csid.to_owned(), stops: false };
         for name in ["run", "etc/plugins.d", "foreign", "floor", "journal"] {
             fs::create_dir_all(host.path(name))?;
         }
@@ -111,7 +128,7 @@ impl Host {
     pub fn beside(&self, name: &str) -> Result<Self> {
         let directory = self.path(name);
         fs::create_dir_all(&directory)?;
-        Host::new(&directory, &self.csid)
+        Ok(Host { stops: self.stops, ..Host::new(&directory, &self.csid)? })
     }
 
     pub fn bus_address(&self) -> String {
@@ -218,7 +235,7 @@ impl Host {
         // Read on to its end, as systemd does.
         answer.set_read_timeout(None)?;
         std::thread::spawn(move || while answer.recv(&mut [0; 4096]).is_ok() {});
-        Ok(Csid { process, _helper: helper, ready })
+        Ok(Csid { process, _helper: helper, stops: self.stops, ready })
     }
 
     /// csid's helper, as csid-helper.socket starts it.

@@ -57,6 +57,9 @@ struct Args {
     /// The csid to be measured [default: next to this program].
     #[arg(long)]
     csid: Option<PathBuf>,
+    /// End csid by SIGTERM, not by SIGKILL: a csid that counts its branches writes them at its end.
+    #[arg(long)]
+    stop: bool,
     /// In the mount namespace that this program made for itself.
     #[arg(long, hide = true, global = true)]
     inside: Option<PathBuf>,
@@ -126,7 +129,8 @@ fn run(args: &Args) -> Result<ExitCode> {
     }
     let Some(directory) = &args.inside else { return outside(args) };
     let beside = std::env::current_exe()?.with_file_name("csid");
-    let host = Host::new(directory, args.csid.as_ref().unwrap_or(&beside))?;
+    let mut host = Host::new(directory, args.csid.as_ref().unwrap_or(&beside))?;
+    host.stops = args.stop;
     match args.role {
         Some(Role::Count { renew, ref stacks }) => count(&host, renew, stacks.as_deref()),
         Some(Role::Pictures { ref directory }) => {
