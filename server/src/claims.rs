@@ -171,6 +171,10 @@ impl Cluster {
         if present.is_none()
             && let Some(error) = self.refuse_limit(&record, node, &row.value).await?
         {
+            // Another server may have written that the node has more places.
+            if self.has_changed(node, &row).await? {
+                return Ok(Tried::Changed);
+            }
             return match wanted.is_waiting() {
                 true => self.enqueue(wanted, &record, guards, error).await,
                 false => Err(error.into()),

@@ -11,8 +11,10 @@ use csi_proto::identity::{Identity, is_member_name};
 use csid::error::shortened;
 use csid::{Error, Kind};
 use csid_etcd::{EtcdError, RowKey, Rows, Write, Written};
+use tokio::time::Instant;
 
 use crate::cluster::{Cluster, is_in_state, node_guard, not_joined};
+use crate::drive::FRESH;
 use crate::failure::{Result, ServerError};
 use crate::grants::May;
 use crate::rows::{self, BlockRow, FenceRow, NodeRow, NodeState, Read, ServerRow, SessionRow};
@@ -127,6 +129,7 @@ impl Cluster {
     /// Has the administrators' command switch the machine of a node off before the node is fenced. Nothing is fenced without its success.
     /// Returns the node's row as it was before. `None`: no command has run.
     async fn switch_off(&self, caller: &Identity, node: &str, ask: &FenceAsk) -> Result<Option<NodeRow>> {
+        let (begun, here) = (Instant::now(), self.presence.here()?);
         let present = self.while_here(self.node_now(node)).await?.ok_or_else(|| not_joined(node))?;
         if present.value.is_fenced() {
             return Ok(None);
@@ -135,6 +138,10 @@ impl Cluster {
         let Some(command) = self.config.fence.command.as_ref().filter(|_| !ask.by_hand) else {
             return Ok(None);
         };
+        // A server that has stood still since then does not know what the node does.
+        if self.presence.here()? != here || begun.elapsed() >= FRESH {
+            return Err(ServerError::cut_off());
+        }
         tracing::warn!(%caller, node, "the command that fences begins");
         // Another server may reach the machine's power.
         let failed = |why| ServerError::Unavailable(format!("node {node} is not fenced: {why}"));

@@ -95,13 +95,21 @@ impl Cluster {
     ) -> Result<VolumeRow> {
         let begun = Instant::now();
         let mut driven = self.subscribe_driven(name);
-        let mut tries = 0;
+        let (mut tries, mut has_begun) = (0, false);
         while tries < TRIES {
             driven.borrow_and_update();
-            let Some(record) = self.begin_snapshot(caller, name, &task).await? else {
-                tries += 1;
-                continue;
+            let record = match has_begun {
+                // A call that is replaced does not replace the other one in turn.
+                true => self.own_snapshot(name, &task).await?,
+                false => match self.begin_snapshot(caller, name, &task).await? {
+                    Some(record) => record,
+                    None => {
+                        tries += 1;
+                        continue;
+                    }
+                },
             };
+            has_begun = true;
             let present = record.registration.as_ref().and_then(|of| of.snapshot.as_ref());
             let present = present.ok_or_else(|| Error::internal("a snapshot is not in its record"))?;
             if let Some(error) = present.error.as_ref().filter(|_| present.is_over) {
@@ -125,6 +133,19 @@ impl Cluster {
             }
         }
         Err(busy(name))
+    }
+
+    /// Returns the record with a call's intent. Fails with Busy if another call has taken its place.
+    async fn own_snapshot(&self, name: &VolumeName, task: &SnapshotTask) -> Result<Record> {
+        let record = self.registry.record(name.clone()).await?;
+        let present = rules::registered(&record)?.snapshot.as_ref();
+        match present.is_some_and(|present| present.call == task.call) {
+            true => Ok(record),
+            false => {
+                let text = format!("another call for a snapshot of {name} has taken the place of this one");
+                Err(Error::new(Kind::Busy, text).into())
+            }
+        }
     }
 
     /// Writes the intent, or joins the call that goes on. Returns the record with it. `None`: the record or a row has changed meanwhile.

@@ -249,7 +249,8 @@ impl Servers for Node {
         async move {
             let ask = registration(&name, volume, &spec)?;
             let mut client = self.joined(SESSION).await?;
-            let row = answered(client.change(ask)).await?;
+            // A server may ask a plugin first.
+            let row = answered_in(&CHANGES, client.change(ask)).await?;
             self.has_seen(0, row.revision);
             read_registered(&name, row, spec)
         }

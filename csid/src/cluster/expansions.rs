@@ -18,6 +18,9 @@ use crate::volume::{AskedExpansion, Volumes};
 /// The first and the longest pause between two tries of an expansion.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
 
+/// How often a node looks for a claim of the volume, which it may be about to take.
+const LOOKS: u32 = 8;
+
 /// The last request for each volume in a session, by its name. An earlier one of the volume counts no more.
 #[derive(Default)]
 pub(super) struct LastExpansions(Mutex<HashMap<String, Expand>>);
@@ -75,22 +78,28 @@ impl Node {
         volumes: Volumes,
     ) -> String {
         let mut pause = Backoff::between(PAUSE.0, PAUSE.1);
+        let mut looks = 0;
         while let Some(expand) = last.of(&request) {
             let name = VolumeName { namespace: expand.namespace.clone(), volume: expand.volume.clone() };
             let mut again = std::pin::pin!(self.expanded.notified());
             // What is done from now on is looked for again.
             again.as_mut().enable();
             match self.try_expand(&name, (expand.required, expand.limit), &volumes).await {
-                Ok(AskedExpansion::Done | AskedExpansion::NotHere) => {
+                Ok(AskedExpansion::Done) => {
                     last.forget(&request, &expand);
                     continue;
                 }
+                Ok(AskedExpansion::NotHere) if looks == LOOKS => {
+                    last.forget(&request, &expand);
+                    continue;
+                }
+                Ok(AskedExpansion::NotHere) => looks += 1,
                 Ok(AskedExpansion::Later) => {}
                 Err(error) => {
                     tracing::warn!(volume = %name, %error, "this node's part of an expansion is not done yet");
                 }
             }
-            // Without an end: the server asks once in a session.
+            // The server asks once in a session.
             let _ = tokio::time::timeout(pause.next(), again).await;
         }
         request
@@ -109,5 +118,34 @@ impl Node {
             answered(self.client()?.expanded(done)).await?;
         }
         Ok(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn last_request_for_a_volume_counts() {
+        let expand = |volume: &str, required| Expand {
+            namespace: "default".into(),
+            volume: volume.into(),
+            required,
+            ..Expand::default()
+        };
+        let (earlier, later) = (expand("a", 9), expand("a", 12));
+        let name = expansion_name(&earlier);
+        assert_eq!(name, expansion_name(&later), "one task for a volume");
+        let last = LastExpansions::default();
+        assert!(last.note(&name, earlier.clone(), 1) && last.note(&name, later.clone(), 1));
+        assert!(!last.note(&expansion_name(&expand("b", 9)), expand("b", 9), 1), "the limit");
+        last.forget(&name, &earlier);
+        assert_eq!(
+            last.of(&name),
+            Some(later.clone()),
+            "the end of the earlier one is none of the later one"
+        );
+        last.forget(&name, &later);
+        assert_eq!(last.of(&name), None);
     }
 }

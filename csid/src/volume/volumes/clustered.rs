@@ -144,7 +144,7 @@ impl Volumes {
         let (claims, _) = self.own_claims().await?;
         let held = claims.into_iter().filter(|of| of.claim.state != ClaimState::ControllerDetached);
         let mut ended = futures_util::stream::iter(held)
-            .map(|of| self.leave(of.name, of.claim.consumer))
+            .map(|of| self.leave(of.name, of.claim))
             .buffer_unordered(LEFT_TOGETHER);
         let mut failed = None;
         while let Some(left) = ended.next().await {
@@ -153,8 +153,12 @@ impl Volumes {
         failed.map_or(Ok(()), Err)
     }
 
-    /// Unmounts all mounts of a consumer, and releases its claim.
-    async fn leave(&self, name: VolumeName, consumer: String) -> Result<()> {
+    /// Unmounts all mounts of a consumer, and releases this claim. Does nothing when the host is fenced no more.
+    async fn leave(&self, name: VolumeName, claim: Claim) -> Result<()> {
+        if self.shared.records.servers.as_ref().is_none_or(|servers| servers.fence().is_none()) {
+            return Ok(());
+        }
+        let Claim { consumer, id, .. } = claim;
         let wait = || Wait { deadline: Some(Instant::now() + LEAVING), ..Wait::default() };
         let VolumeName { namespace, volume } = name.clone();
         let unmount = UnmountRequest {
@@ -174,7 +178,8 @@ impl Volumes {
             node: None,
             secrets: None,
             credential: None,
-            id: None,
+            // A claim without a name is being taken.
+            id: Some(id).filter(|id| !id.is_empty()),
             wait: wait(),
         };
         match self.release(release).await {
