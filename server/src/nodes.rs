@@ -181,7 +181,7 @@ impl Cluster {
                 let has_session = sessions.contains_key(node);
                 let holds = match has_session {
                     true => self.count_claims(node).await? > 0,
-                    // A node that has let go may be off.
+                    // A node that has nothing mounted may be off.
                     false => self.has_held_claims(node, row.revision).await?,
                 };
                 seen.push(SeenNode { node: node.clone(), row, has_session, holds });
