@@ -143,7 +143,7 @@ fn fenced_host_gives_up_what_is_not_in_use() {
         assert!(!w.status().contains("joined"), "a mount is left: {}", w.status());
         drop(file);
         joined(w).await;
-        assert!(claims(&client).await.is_empty());
+        eventually("the servers know the ends", async || claims(&client).await.is_empty()).await;
         mount_registered(&client, "data", "web").await.unwrap();
         servers_have(&site, "data", &["n1/web"]).await;
         unmount(&client, "data", "web").await.unwrap();
