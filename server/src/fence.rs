@@ -54,20 +54,23 @@ impl Cluster {
 
     /// Returns the number of a node's claims that its machine may use, as they were at this revision or later.
     pub async fn held_claims(&self, node: &str, revision: u64) -> Result<usize> {
-        self.registry.reached(revision).await?;
-        let filter = ListFilter { node: Some(node.to_owned()), ..ListFilter::default() };
-        let most = self.registry.claims_of(node).await? + 1;
-        let part = self.registry.claim_list(&filter, None, most, |_| true).await?;
-        Ok(part.rows.iter().filter(|of| is_held(of.claim.state)).count() + part.left_out.count)
+        let (held, left_out) = self.count_held(node, revision).await?;
+        Ok(held + left_out)
     }
 
     /// Returns whether a node has a claim that its machine may use, at this revision or later. A volume that cannot be read counts for no node.
     pub async fn has_held_claims(&self, node: &str, revision: u64) -> Result<bool> {
+        Ok(self.count_held(node, revision).await?.0 > 0)
+    }
+
+    /// Returns the number of a node's claims that its machine may use, and that of volumes of any node that cannot be read.
+    async fn count_held(&self, node: &str, revision: u64) -> Result<(usize, usize)> {
         self.registry.reached(revision).await?;
         let filter = ListFilter { node: Some(node.to_owned()), ..ListFilter::default() };
         let most = self.registry.claims_of(node).await? + 1;
         let part = self.registry.claim_list(&filter, None, most, |_| true).await?;
-        Ok(part.rows.iter().any(|of| is_held(of.claim.state)))
+        let held = part.rows.iter().filter(|of| is_held(of.claim.state)).count();
+        Ok((held, part.left_out.count))
     }
 
     /// Ends one claim of a fenced node. Returns `false` if it has ended.

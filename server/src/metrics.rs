@@ -179,9 +179,7 @@ pub fn method_name(method: Option<&Method>) -> &'static str {
         Some(Method::List(ListExternal { snapshots: true, .. })) => "ListSnapshots",
         Some(Method::List(_)) => "ListVolumes",
         Some(Method::Capacity(_)) => "GetCapacity",
-        // A call of a later version.
-        #[allow(unreachable_patterns, reason = "the contract may have more methods")]
-        Some(_) | None => OTHER,
+        None => OTHER,
     }
 }
 

@@ -170,19 +170,9 @@ impl Volumes {
             wait: wait(),
         };
         self.unmount(unmount).await?;
-        let release = ReleaseRequest {
-            name,
-            consumer,
-            authority: Authority::Any(0),
-            force: false,
-            node: None,
-            secrets: None,
-            credential: None,
-            // A claim without a name is being taken.
-            id: Some(id).filter(|id| !id.is_empty()),
-            wait: wait(),
-        };
-        match self.release(release).await {
+        // A claim without a name is being taken.
+        let id = Some(id).filter(|id| !id.is_empty());
+        match self.release(released(name, consumer, id, wait())).await {
             // The servers cannot be asked. The claim is released here.
             Err(error) if error.kind == Kind::Unavailable => Ok(()),
             released => released,
@@ -489,17 +479,22 @@ impl Volumes {
             Some(held) if held.id != claim => return Ok(false),
             Some(_) => {}
         }
-        let release = ReleaseRequest {
-            name,
-            consumer,
-            authority: Authority::Any(0),
-            force: false,
-            node: None,
-            secrets: None,
-            credential: None,
-            id: Some(claim.to_owned()),
-            wait: Wait::default(),
-        };
+        let release = released(name, consumer, Some(claim.to_owned()), Wait::default());
         self.release(release).await.map(|()| true)
+    }
+}
+
+/// Makes the request by which csid itself releases a claim. `id`: the claim that is meant. `None`: any of the consumer.
+fn released(name: VolumeName, consumer: String, id: Option<String>, wait: Wait) -> ReleaseRequest {
+    ReleaseRequest {
+        name,
+        consumer,
+        authority: Authority::Any(0),
+        force: false,
+        node: None,
+        secrets: None,
+        credential: None,
+        id,
+        wait,
     }
 }
