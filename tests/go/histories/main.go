@@ -1,0 +1,217 @@
+// Histories judges a history of a cluster: lines of JSON on the standard input, one for each call. It exits with 0 for a linearizable
+// history, with 1 for another one, and with 2 when it cannot say.
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+)
+
+// patience is how long porcupine may search.
+const patience = 2 * time.Minute
+
+// A line of a history. Times are microseconds of one clock.
+type line struct {
+	// take (Claim, Mount), release (Release), unmount, read, or a fault, or rest.
+	Call string
+	// Who calls, as NODE/CONSUMER.
+	Who    string
+	Client int
+	Volume string
+	// Single: the volume has one holder at most.
+	Single     bool
+	Start, End int64
+	// ok, refused, unknown.
+	Outcome string
+	// Holders that a read has seen.
+	Holders []string
+}
+
+// An operation of the model. A line of a history is one or two of them.
+type operation struct {
+	call, who, volume, outcome string
+	// The number of the line. What is left open changes nothing that a later line has made.
+	id      int
+	single  bool
+	holders []string
+}
+
+// A holder in the state of a volume. Owed: its node has let the volume go, and the servers may not know it.
+type holder struct {
+	who  string
+	id   int
+	owed bool
+}
+
+// A state is text, for porcupine compares it.
+func encode(holders []holder) string {
+	slices.SortFunc(holders, func(a, b holder) int { return strings.Compare(a.who, b.who) })
+	var text strings.Builder
+	for _, h := range holders {
+		fmt.Fprintf(&text, "%s %d %t\n", h.who, h.id, h.owed)
+	}
+	return text.String()
+}
+
+func decode(state string) (holders []holder) {
+	for text := range strings.Lines(state) {
+		parts := strings.Fields(text)
+		id, _ := strconv.Atoi(parts[1])
+		holders = append(holders, holder{parts[0], id, parts[2] == "true"})
+	}
+	return holders
+}
+
+// step returns whether a volume in this state allows the operation, and the state afterwards.
+func step(before string, o operation) (bool, string) {
+	holders := decode(before)
+	own := slices.IndexFunc(holders, func(h holder) bool { return h.who == o.who })
+	without := func() string { return encode(slices.Delete(holders, own, own+1)) }
+	// An outcome that is open may come late: to what its caller made before, and to nothing else.
+	isDue := own >= 0 && (o.outcome == "ok" || holders[own].id < o.id)
+	switch o.call {
+	case "take":
+		isOthers := len(holders) > 1 || len(holders) == 1 && own < 0
+		isFree := !o.single || !isOthers
+		switch {
+		case o.outcome == "refused":
+			return o.single && (isOthers || own >= 0 && holders[own].owed), before
+		case !isFree || o.outcome == "unknown" && own >= 0 && !holders[own].owed:
+			return o.outcome == "unknown", before
+		case own < 0:
+			holders = append(holders, holder{})
+			own = len(holders) - 1
+		}
+		holders[own] = holder{o.who, o.id, false}
+		return true, encode(holders)
+	case "undo":
+		if own >= 0 && holders[own].id == o.id {
+			return true, without()
+		}
+	case "release":
+		if isDue {
+			return true, without()
+		}
+	case "unmount":
+		if isDue {
+			holders[own].owed = true
+			return true, encode(holders)
+		}
+	case "accept":
+		// It comes after its Unmount.
+		if own >= 0 && holders[own].id < o.id {
+			isAfter := holders[own].owed
+			return isAfter, without()
+		}
+	case "read":
+		names := make([]string, 0, len(holders))
+		for _, h := range holders {
+			names = append(names, h.who)
+		}
+		return slices.Equal(names, o.holders), before
+	}
+	return true, before
+}
+
+var volumes = porcupine.Model{
+	Partition: func(history []porcupine.Operation) (parts [][]porcupine.Operation) {
+		of := map[string]int{}
+		for _, o := range history {
+			volume := o.Input.(operation).volume
+			at, ok := of[volume]
+			if !ok {
+				at = len(parts)
+				of[volume], parts = at, append(parts, nil)
+			}
+			parts[at] = append(parts[at], o)
+		}
+		return parts
+	},
+	Init: func() any { return "" },
+	Step: func(state, input, _ any) (bool, any) {
+		ok, after := step(state.(string), input.(operation))
+		return ok, after
+	},
+	DescribeOperation: func(input, _ any) string { return fmt.Sprintf("%+v", input) },
+}
+
+// parse returns the operations of a history. Outcomes that are open have no end. What an Unmount owes has reached the servers when the
+// history says that the cluster is at rest.
+func parse(from io.Reader) ([]porcupine.Operation, error) {
+	var lines []line
+	scanner := bufio.NewScanner(from)
+	rest := int64(math.MaxInt64)
+	for scanner.Scan() {
+		var l line
+		if err := json.Unmarshal(scanner.Bytes(), &l); err != nil {
+			return nil, fmt.Errorf("line %d: %w", len(lines)+1, err)
+		}
+		if l.Call == "rest" {
+			rest = l.Start
+		}
+		lines = append(lines, l)
+	}
+	var operations []porcupine.Operation
+	for at, l := range lines {
+		if l.Volume == "" {
+			continue
+		}
+		if !slices.Contains([]string{"ok", "refused", "unknown"}, l.Outcome) ||
+			!slices.Contains([]string{"take", "release", "unmount", "read"}, l.Call) {
+			return nil, fmt.Errorf("line %d: call %q, outcome %q", at+1, l.Call, l.Outcome)
+		}
+		slices.Sort(l.Holders)
+		add := func(call string, start, end int64) {
+			o := operation{call, l.Who, l.Volume, l.Outcome, at + 1, l.Single, l.Holders}
+			operations = append(operations, porcupine.Operation{ClientId: l.Client, Input: o, Call: start, Return: end})
+		}
+		end := l.End
+		if l.Outcome == "unknown" {
+			end = math.MaxInt64
+		}
+		switch {
+		case l.Call == "read" && l.Outcome != "ok":
+			continue
+		case l.Call == "take" && l.Outcome == "unknown":
+			add("undo", l.Start, end)
+		case l.Call == "unmount" && l.Outcome == "unknown":
+			add("accept", l.Start, end)
+		case l.Call == "unmount":
+			add("accept", l.Start, max(rest, l.End))
+		}
+		add(l.Call, l.Start, end)
+	}
+	return operations, scanner.Err()
+}
+
+func main() {
+	operations, err := parse(os.Stdin)
+	if err != nil || len(operations) == 0 {
+		fmt.Fprintf(os.Stderr, "histories: %d operations, %v\n", len(operations), err)
+		os.Exit(2)
+	}
+	result := porcupine.CheckOperationsTimeout(volumes, operations, patience)
+	fmt.Printf("porcupine: %s, %d operations\n", result, len(operations))
+	switch result {
+	case porcupine.Ok:
+	case porcupine.Illegal:
+		for _, part := range volumes.Partition(operations) {
+			if porcupine.CheckOperationsTimeout(volumes, part, patience) == porcupine.Illegal {
+				fmt.Printf("not linearizable: %s\n", part[0].Input.(operation).volume)
+			}
+		}
+		os.Exit(1)
+	default:
+		os.Exit(2)
+	}
+}
