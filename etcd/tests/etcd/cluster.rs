@@ -23,6 +23,7 @@ pub struct Cluster {
 pub struct Member {
     pub client: SocketAddr,
     process: Child,
+    command: Command,
 }
 
 impl Cluster {
@@ -40,7 +41,8 @@ impl Cluster {
         let members = (0..).zip(&addresses).map(|(n, [client, peer])| {
             let log = std::fs::File::create(directory.path().join(format!("m{n}.log"))).unwrap();
             // The member ends with this thread, whatever becomes of it.
-            let process = Command::new("setpriv")
+            let mut command = Command::new("setpriv");
+            command
                 .args(["--pdeathsig", "KILL", "etcd", "--name", &format!("m{n}")])
                 .arg("--data-dir")
                 .arg(directory.path().join(format!("m{n}")))
@@ -54,10 +56,9 @@ impl Cluster {
                 .args(more)
                 .stdin(Stdio::null())
                 .stdout(Stdio::null())
-                .stderr(log)
-                .spawn()
-                .expect("etcd-server is not installed");
-            Member { client: *client, process }
+                .stderr(log);
+            let process = command.spawn().expect("etcd-server is not installed");
+            Member { client: *client, process, command }
         });
         let cluster = Cluster { members: members.collect(), directory };
         let begun = Instant::now();
@@ -84,6 +85,17 @@ impl Cluster {
             }
         }
         panic!("no member is the leader:\n{}", self.logs());
+    }
+
+    /// Starts a killed member again, on its data. Waits until it knows the leader.
+    pub async fn restart(&mut self, at: usize) {
+        let member = &mut self.members[at];
+        member.process = member.command.spawn().unwrap();
+        let begun = Instant::now();
+        while self.members[at].status().await.is_none_or(|status| status.leader == 0) {
+            assert!(begun.elapsed() < START, "the member did not start again:\n{}", self.logs());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
     }
 
     fn logs(&self) -> String {

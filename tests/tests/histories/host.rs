@@ -1,0 +1,76 @@
+//! A host: a world with csid and plugin `p`, its clients, and what the faults order.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use csid_tests::ask::healthy;
+use csid_tests::world::{World, eventually};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
+use tokio::sync::oneshot;
+
+use crate::load::{Shared, client};
+use crate::site::Node;
+
+/// The clients of each host.
+const CLIENTS: u32 = 3;
+
+pub struct Host {
+    pub name: String,
+    pub node: Node,
+    pub orders: UnboundedSender<(Order, oneshot::Sender<()>)>,
+    pub thread: std::thread::JoinHandle<()>,
+}
+
+/// What a fault does to csid.
+#[derive(Clone, Copy, Debug)]
+pub enum Order {
+    /// csid is killed, and started again.
+    Kill,
+    /// csid is stopped for a time.
+    Stop(Duration),
+}
+
+/// Runs a host until no orders come any more. Then its clients let all volumes go, and nothing is left.
+pub async fn host(
+    w: &mut World,
+    name: &str,
+    link: &Path,
+    shared: Arc<Shared>,
+    mut orders: UnboundedReceiver<(Order, oneshot::Sender<()>)>,
+) {
+    w.add_plugin_and("p", &[], "").await;
+    w.configure(&format!("node = {name:?}\n[cluster]\nname = \"prod\"\nlink = {link:?}\n"));
+    let own = w.start().await;
+    healthy(&own, "p").await;
+    joined(w).await;
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|n| tokio::spawn(client(Arc::clone(&shared), name.to_owned(), n, w.socket())))
+        .collect();
+    shared.hosts.fetch_add(1, Ordering::SeqCst);
+    while let Some((order, done)) = orders.recv().await {
+        match order {
+            Order::Kill => {
+                w.kill();
+                assert!(w.launch(&[]).await, "csid does not start");
+            }
+            Order::Stop(time) => {
+                let csid = Pid::from_raw(w.csid_pid().cast_signed()).expect("a pid");
+                crate::stopped(|signal: Signal| kill_process(csid, signal).expect("csid runs"), time).await;
+            }
+        }
+        let _ = done.send(());
+    }
+    for client in clients {
+        client.await.expect("a client lets its volume go");
+    }
+    joined(w).await;
+    let own = w.client().await;
+    w.nothing_left(&own).await;
+}
+
+async fn joined(w: &World) {
+    eventually("csid has joined", async || w.status().contains("cluster prod: joined at")).await;
+}
