@@ -145,6 +145,17 @@ var volumes = porcupine.Model{
 	DescribeOperation: func(input, _ any) string { return fmt.Sprintf("%+v", input) },
 }
 
+// closing returns until when the effect of an open line may come: the end of the next claim that its caller was granted. From then on the
+// effect is none. Others: a claim that another caller was granted ends it, too, for the volume has one holder.
+func closing(later []line, l line, others bool) int64 {
+	for _, next := range later {
+		if next.Volume == l.Volume && next.Call == "take" && next.Outcome == "ok" && next.Start > l.End && (others || next.Who == l.Who) {
+			return next.End
+		}
+	}
+	return math.MaxInt64
+}
+
 // parse returns the operations of a history. Outcomes that are open have no end. What an Unmount owes has reached the servers when the
 // history says that the cluster is at rest.
 func parse(from io.Reader) ([]porcupine.Operation, error) {
@@ -175,9 +186,9 @@ func parse(from io.Reader) ([]porcupine.Operation, error) {
 			o := operation{call, l.Who, l.Volume, l.Outcome, at + 1, l.Single, l.Holders}
 			operations = append(operations, porcupine.Operation{ClientId: l.Client, Input: o, Call: start, Return: end})
 		}
-		end := l.End
+		end, accepted := l.End, rest
 		if l.Outcome == "unknown" {
-			end = math.MaxInt64
+			end = closing(lines[at+1:], l, false)
 		}
 		switch {
 		case l.Call == "read" && l.Outcome != "ok":
@@ -187,7 +198,8 @@ func parse(from io.Reader) ([]porcupine.Operation, error) {
 		case l.Call == "unmount" && l.Outcome == "unknown":
 			add("accept", l.Start, end)
 		case l.Call == "unmount":
-			add("accept", l.Start, max(rest, l.End))
+			accepted = min(accepted, closing(lines[at+1:], l, l.Single))
+			add("accept", l.Start, max(accepted, l.End))
 		}
 		add(l.Call, l.Start, end)
 	}

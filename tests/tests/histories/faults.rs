@@ -1,10 +1,16 @@
 //! The faults of a run, one after the other, each with a line in the history.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::process::Command;
 use std::time::Duration;
 
+use csid_etcd::api::kv_client::KvClient;
+use csid_etcd::api::{CompactionRequest, RangeRequest};
 use csid_tests::dice::Dice;
+use rustix::thread::{UnshareFlags, unshare_unsafe};
 use tokio::sync::oneshot;
+use tonic::transport::Endpoint;
 
 use crate::history::{History, Line, Outcome};
 use crate::host::{Host, Order};
@@ -27,9 +33,14 @@ enum Fault {
     StopServer,
     KillLeader,
     StopMember,
+    CutServer,
+    CutMember,
+    CutServersFromEtcd,
+    Compact,
+    RemoveServerRow,
 }
 
-const ALL: [Fault; 8] = [
+const ALL: [Fault; 13] = [
     Fault::KillCsid,
     Fault::KillLeader,
     Fault::KillServer,
@@ -38,6 +49,11 @@ const ALL: [Fault; 8] = [
     Fault::StopCsid,
     Fault::StopMember,
     Fault::StopLink,
+    Fault::CutServer,
+    Fault::CutMember,
+    Fault::CutServersFromEtcd,
+    Fault::Compact,
+    Fault::RemoveServerRow,
 ];
 
 impl Fault {
@@ -51,6 +67,11 @@ impl Fault {
             Fault::StopServer => "stop server",
             Fault::KillLeader => "kill leader",
             Fault::StopMember => "stop member",
+            Fault::CutServer => "cut server from nodes",
+            Fault::CutMember => "cut member",
+            Fault::CutServersFromEtcd => "cut servers from etcd",
+            Fault::Compact => "compact etcd",
+            Fault::RemoveServerRow => "remove server's row",
         }
     }
 }
@@ -78,8 +99,9 @@ impl Faults {
         let host = self.dice.below(hosts.len() as u64) as usize;
         let server = self.dice.below(site.servers.len() as u64) as usize;
         tokio::time::sleep(Duration::from_millis(500 + self.dice.below(1500))).await;
+        let way = self.dice.of(&[Way::Both, Way::Requests, Way::Answers]);
         println!(
-            "{:8.3} s: {} (host n{}, server s{server})",
+            "{:8.3} s: {} (host n{}, server s{server}, {way:?})",
             shared.history.now() as f64 / 1e6,
             fault.name(),
             host + 1
@@ -127,6 +149,35 @@ impl Faults {
                 begin();
                 stopped(|signal| site.etcd.members[member].signal(signal), time).await;
             }
+            Fault::CutServer => {
+                let address: SocketAddr = site.addresses[server].parse().expect("an address");
+                begin();
+                cut(way, &[format!("{} port {}", address.ip(), address.port())], time).await;
+            }
+            Fault::CutMember => {
+                let member = self.dice.below(site.etcd.members.len() as u64) as usize;
+                begin();
+                cut(way, &[site.etcd.members[member].client.ip().to_string()], time).await;
+            }
+            Fault::CutServersFromEtcd => {
+                let members = site.etcd.members.iter();
+                let places: Vec<_> = members
+                    .map(|member| format!("{} port {}", member.client.ip(), member.client.port()))
+                    .collect();
+                begin();
+                cut(way, &places, time).await;
+            }
+            Fault::Compact => {
+                begin();
+                compact(site).await;
+            }
+            Fault::RemoveServerRow => {
+                begin();
+                let mut raw = site.raw().await;
+                let rows = raw.below("/csid/v1/server/").await;
+                let row = &rows[self.dice.below(rows.len() as u64) as usize];
+                raw.delete(&row.key).await;
+            }
         }
         println!("{:8.3} s: ended", shared.history.now() as f64 / 1e6);
     }
@@ -166,6 +217,68 @@ impl Faults {
             gap(Fault::KillServer)
         )
     }
+}
+
+/// What a cut takes from the packets of a server or member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Both,
+    /// Packets to it.
+    Requests,
+    /// Packets from it.
+    Answers,
+}
+
+/// Drops packets to or from places for a time. A place is `ADDRESS` or `ADDRESS port PORT`.
+async fn cut(way: Way, places: &[String], time: Duration) {
+    let mut rules: Vec<Vec<String>> = Vec::new();
+    for place in places {
+        let (address, port) =
+            place.split_once(" port ").map_or((place.as_str(), None), |(a, p)| (a, Some(p)));
+        for (is_cut, address_is, port_is) in [
+            (way != Way::Answers, "--destination", "--destination-port"),
+            (way != Way::Requests, "--source", "--source-port"),
+        ] {
+            let mut rule = vec![address_is, address, "--protocol", "tcp"];
+            rule.extend(port.map(|port| [port_is, port]).into_iter().flatten());
+            rule.extend(["--jump", "DROP"]);
+            if is_cut {
+                rules.push(rule.into_iter().map(str::to_owned).collect());
+            }
+        }
+    }
+    for rule in &rules {
+        run("iptables", &[&["--wait", "--append", "INPUT"], strs(rule).as_slice()].concat());
+    }
+    tokio::time::sleep(time).await;
+    run("iptables", &["--wait", "--flush", "INPUT"]);
+}
+
+fn strs(texts: &[String]) -> Vec<&str> {
+    texts.iter().map(String::as_str).collect()
+}
+
+/// Gives this thread, and what it starts from now on, a network of its own: loopback alone.
+pub fn own_network() {
+    // SAFETY: file descriptors stay shared. The thread is a test's own, and no other expects its network to be the process'.
+    unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.expect("a network namespace (the tests need root)");
+    run("ip", &["link", "set", "lo", "up"]);
+}
+
+fn run(program: &str, arguments: &[&str]) {
+    let output =
+        Command::new(program).args(arguments).output().unwrap_or_else(|error| panic!("{program}: {error}"));
+    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Compacts etcd up to its last revision.
+async fn compact(site: &Site) {
+    let endpoint = Endpoint::from_shared(site.etcd.endpoints().remove(0)).expect("an endpoint");
+    let mut kv = KvClient::new(endpoint.connect().await.expect("etcd"));
+    let range = RangeRequest { key: b"/csid/v1/meta".to_vec(), ..RangeRequest::default() };
+    let answer = kv.range(range).await.expect("a read").into_inner();
+    let revision = answer.header.expect("a header").revision;
+    kv.compact(CompactionRequest { revision, physical: false }).await.expect("a compaction");
 }
 
 /// Has a host carry out an order.

@@ -27,7 +27,7 @@ use csid_tests::world::{eventually, world};
 use rustix::process::Signal;
 use tokio::sync::mpsc::unbounded_channel;
 
-use crate::faults::Faults;
+use crate::faults::{Faults, own_network};
 use crate::history::{History, Line, Outcome};
 use crate::host::{Host, host};
 use crate::load::{Shared, VOLUMES};
@@ -70,6 +70,7 @@ fn cluster_with_faults_is_linearizable() {
         let checker = w.path("checker");
         assert!(go(&["build", "-o", checker.to_str().unwrap(), "."]));
 
+        own_network();
         let mut site = Site::start_on(3, 3, "").await;
         for (volume, mode) in VOLUMES {
             site.register(volume, mode).await;
