@@ -7,7 +7,7 @@ SHELL := /bin/bash
 .ONESHELL:
 # One recipe after the other: `make test` measures at its end, and a recipe without $(MAKE) in it is not run by `make -n`.
 .NOTPARALLEL:
-.PHONY: help demo demo-cluster test run-tests soak check advisory-db advisories bench bench-cluster bench-pictures pgo count count-renew deb rpm docs package-files libcsi cfgd-csi debian-packages machine-packages go
+.PHONY: help demo demo-cluster test run-tests soak soak-cluster check advisory-db advisories bench bench-cluster bench-pictures pgo count count-renew deb rpm docs package-files libcsi cfgd-csi debian-packages machine-packages go
 
 TOOLS := $(CURDIR)/target/tools
 CARGO_DENY := $(TOOLS)/cargo-deny-0.20.2/bin/cargo-deny
@@ -19,7 +19,7 @@ CARGO_FUZZ := $(TOOLS)/cargo-fuzz-0.13.2/bin/cargo-fuzz
 # What is built once for a machine, not once for a target directory.
 KEPT := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/csid-tests
 CFGD_CSI := $(KEPT)/cfgd-csi-0.4.0/bin/cfgd-csi
-DEBIAN_PACKAGES := bindfs build-essential busybox-static crun dbus e2fsprogs etcd-server iproute2 libprotobuf-dev openssl pkgconf podman polkitd procps \
+DEBIAN_PACKAGES := bindfs build-essential busybox-static crun dbus e2fsprogs etcd-server iproute2 iptables libprotobuf-dev openssl pkgconf podman polkitd procps \
 	protobuf-compiler rpm systemd-container util-linux valgrind xfsprogs
 # What tests install in a booted machine, from files that are downloaded here. On this machine they would start services.
 MACHINE_PACKAGES := docker-compose docker.io postgresql psmisc
@@ -47,13 +47,16 @@ run-tests: debian-packages machine-packages go $(CARGO_FUZZ) cfgd-csi deb rpm
 soak: debian-packages deb ## csid killed 10,000 times, and more that takes long (root)
 	tests/soak
 
+soak-cluster: debian-packages go ## 1,000 faults of a cluster of real processes, judged by porcupine, in rounds of 20 (root)
+	tests/soak-cluster
+
 check: $(CARGO_DENY) go ## format, clippy, go vet, dependencies
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --all-features -- -D warnings
 	$(CARGO_DENY) check bans licenses sources
 	unformatted=$$(gofmt -l go examples/go tests/bench/go tests/go)
 	[[ -z $$unformatted ]] || { echo "gofmt -w $$unformatted" >&2; exit 1; }
-	for module in go examples/go/scheduler tests/bench/go tests/go/{proto,registrar,sanity}; do
+	for module in go examples/go/scheduler tests/bench/go tests/go/{histories,proto,registrar,sanity}; do
 		# The header is all that is needed of libcsi.
 		PKG_CONFIG=true CGO_CFLAGS=-I$(CURDIR)/include go -C $$module vet ./...
 		go -C $$module mod tidy -diff

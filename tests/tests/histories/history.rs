@@ -1,6 +1,6 @@
 //! The history of a run: one line of JSON for each call of a client, each read and each fault.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -46,24 +46,10 @@ pub struct History {
     lines: Mutex<Vec<Line>>,
 }
 
-/// A history that has more lines than happened.
-pub struct More(File);
-
-impl More {
-    pub fn add(&mut self, line: &Line) {
-        write(&mut self.0, line);
-    }
-}
-
 impl History {
     pub fn create(path: &Path) -> History {
         let file = Mutex::new(File::create(path).expect("the history"));
         History { path: path.to_owned(), begun: Instant::now(), file, lines: Mutex::default() }
-    }
-
-    /// Opens a copy of a history, for lines that did not happen.
-    pub fn append(copy: &Path, _of: &History) -> More {
-        More(OpenOptions::new().append(true).open(copy).expect("the copy"))
     }
 
     /// Returns the time since the start.

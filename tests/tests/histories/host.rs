@@ -66,6 +66,9 @@ pub async fn host(
     for client in clients {
         client.await.expect("a client lets its volume go");
     }
+    if shared.is_broken.load(Ordering::SeqCst) {
+        return;
+    }
     joined(w).await;
     let own = w.client().await;
     w.nothing_left(&own).await;

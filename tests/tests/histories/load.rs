@@ -27,16 +27,20 @@ const REST: Duration = Duration::from_secs(150);
 pub struct Shared {
     pub history: Arc<History>,
     pub seed: u64,
+    /// How long a client has a volume at most.
+    pub held: Duration,
     pub stop: AtomicBool,
+    /// The run is broken on purpose. Nobody has to come to rest.
+    pub is_broken: AtomicBool,
     /// The claims that were granted, and the hosts that run.
     pub taken: AtomicUsize,
     pub hosts: AtomicUsize,
 }
 
 impl Shared {
-    pub fn new(history: Arc<History>, seed: u64) -> Shared {
-        let (stop, taken, hosts) = Default::default();
-        Shared { history, seed, stop, taken, hosts }
+    pub fn new(history: Arc<History>, seed: u64, held: Duration) -> Shared {
+        let (stop, is_broken, taken, hosts) = Default::default();
+        Shared { history, seed, held, stop, is_broken, taken, hosts }
     }
 }
 
@@ -72,10 +76,14 @@ pub async fn client(shared: Arc<Shared>, node: String, number: u32, socket: Path
         if outcome != Outcome::Refused {
             if outcome == Outcome::Ok {
                 shared.taken.fetch_add(1, Ordering::SeqCst);
-                tokio::time::sleep(Duration::from_millis(dice.below(150))).await;
+                let held = dice.below(shared.held.as_millis() as u64);
+                tokio::time::sleep(Duration::from_millis(held)).await;
             }
             let begun = Instant::now();
             while caller.call(leave, volume, mode == SINGLE).await != Outcome::Ok {
+                if shared.is_broken.load(Ordering::SeqCst) {
+                    return;
+                }
                 assert!(begun.elapsed() < REST, "{} did not let {volume} go", caller.who);
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }

@@ -2,6 +2,7 @@
 //! saw (tests/go/histories), and a witness judges each host's calls to its plugin. `$CSID_FAULTS` is the number of faults, `$CSID_SEED`
 //! repeats the choices of a run. What the processes do with them is not repeated.
 
+mod breaks;
 #[path = "../../../server/tests/cluster/certificates.rs"]
 #[allow(dead_code, reason = "the tests of the servers use more of it")]
 mod certificates;
@@ -16,19 +17,19 @@ mod load;
 #[allow(dead_code, reason = "the tests of the servers use more of it")]
 mod site;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use csid_tests::dice::Dice;
-use csid_tests::world::{eventually, world};
+use csid_tests::world::{World, eventually, within_time, world};
 use rustix::process::Signal;
 use tokio::sync::mpsc::unbounded_channel;
 
 use crate::faults::{Faults, own_network};
-use crate::history::{History, Line, Outcome};
+use crate::history::{History, Line};
 use crate::host::{Host, host};
 use crate::load::{Shared, VOLUMES};
 use crate::site::Site;
@@ -37,6 +38,11 @@ use crate::site::Site;
 const HOSTS: [usize; 2] = [2, 5];
 /// The faults in `make test`.
 const FAULTS: usize = 20;
+
+/// How long a client has a volume at most.
+const HELD: Duration = Duration::from_millis(150);
+/// How long a host may take to come to rest.
+const REST: Duration = Duration::from_secs(160);
 
 /// Runs go on the module of the checker. Returns whether it was a success, and prints what it said.
 fn go(arguments: &[&str]) -> bool {
@@ -59,102 +65,112 @@ fn checker_is_red_for_wrong_histories() {
     assert!(go(&["test", "-count=1", "./..."]));
 }
 
-#[test]
-fn cluster_with_faults_is_linearizable() {
-    // The world keeps the times of a test. The hosts have worlds of their own.
-    world(async |w| {
-        let begun = Instant::now();
-        let seed = Dice::seed();
-        let count = std::env::var("CSID_FAULTS").map_or(FAULTS, |text| text.parse().expect("a number"));
-        eprintln!("histories: CSID_SEED={seed}, {count} faults");
+/// A cluster under load.
+struct Run {
+    seed: u64,
+    checker: PathBuf,
+    site: Site,
+    shared: Arc<Shared>,
+    hosts: Vec<Host>,
+}
+
+impl Run {
+    /// Starts three members of etcd and servers, in a network of their own.
+    async fn start(w: &World, seed: u64, servers: usize, held: Duration) -> Run {
         let checker = w.path("checker");
         assert!(go(&["build", "-o", checker.to_str().unwrap(), "."]));
-
         own_network();
-        let mut site = Site::start_on(3, 3, "").await;
+        let site = Site::start_on(3, servers, "").await;
         for (volume, mode) in VOLUMES {
             site.register(volume, mode).await;
         }
         let history = Arc::new(History::create(&w.path("history.jsonl")));
-        let shared = Arc::new(Shared::new(Arc::clone(&history), seed));
-        let mut hosts: Vec<Host> = Vec::new();
-        let mut faults = Faults::new(seed);
-        let start = |hosts: &mut Vec<Host>, site: &Site| {
-            let name = format!("n{}", hosts.len() + 1);
-            let node = site.node(&name);
+        let shared = Arc::new(Shared::new(history, seed, held));
+        Run { seed, checker, site, shared, hosts: Vec::new() }
+    }
+
+    /// Starts hosts until there are so many. Waits until all of them run, and claims were granted.
+    async fn hosts(&mut self, count: usize) {
+        while self.hosts.len() < count {
+            let name = format!("n{}", self.hosts.len() + 1);
+            let node = self.site.node(&name);
             let (orders, taken) = unbounded_channel();
-            let (shared, link, of) = (Arc::clone(&shared), node.run().to_owned(), name.clone());
+            let (shared, link, of) = (Arc::clone(&self.shared), node.run().to_owned(), name.clone());
             let thread = std::thread::Builder::new().name(name.clone());
             let run = move || world(async move |w| Box::pin(host(w, &of, &link, shared, taken)).await);
-            hosts.push(Host { name, node, orders, thread: thread.spawn(run).expect("a thread") });
-        };
-        while hosts.len() < HOSTS[0] {
-            start(&mut hosts, &site);
+            self.hosts.push(Host { name, node, orders, thread: thread.spawn(run).expect("a thread") });
         }
-        eventually("the first hosts have claims", async || shared.taken.load(Ordering::SeqCst) > 10).await;
-        while hosts.len() < HOSTS[1] {
-            start(&mut hosts, &site);
-        }
-        eventually("all hosts run", async || shared.hosts.load(Ordering::SeqCst) == HOSTS[1]).await;
-        println!("{} hosts after {:.1} s", HOSTS[1], begun.elapsed().as_secs_f64());
+        eventually("all hosts run", async || {
+            self.shared.hosts.load(Ordering::SeqCst) == count && self.shared.taken.load(Ordering::SeqCst) > 10
+        })
+        .await;
+    }
 
-        for _ in 0..count {
-            faults.next(&mut site, &mut hosts, &shared).await;
-            faults.read(&site, &shared).await;
-        }
-        // All faults have ended. Every call comes to its end, and every host lets all volumes go.
+    /// Ends the load. Waits until every call has its end, every host has let all volumes go, and the servers know it.
+    async fn rest(&mut self, faults: &Faults) {
         let ended = Instant::now();
-        shared.stop.store(true, Ordering::SeqCst);
-        for host in hosts {
-            let Host { name, node: _node, orders, thread } = host;
+        self.shared.stop.store(true, Ordering::SeqCst);
+        for Host { name, node: _node, orders, thread } in self.hosts.drain(..) {
             drop(orders);
-            eventually(&format!("{name} is at rest"), async || thread.is_finished()).await;
+            within_time(REST, &format!("{name} is at rest"), async || thread.is_finished()).await;
             if thread.join().is_err() {
-                keep(&history.path, seed);
+                keep(&self.shared.history.path, self.seed);
                 panic!("{name} failed");
             }
         }
         eventually("the servers have no claim", async || {
-            faults.holders(&site).await.iter().all(|(_, of)| of.is_empty())
+            faults.holders(&self.site).await.iter().all(|(_, of)| of.is_empty())
         })
         .await;
         println!("at rest {:.1} s after the last fault", ended.elapsed().as_secs_f64());
+        let history = &self.shared.history;
         history.write(&Line::event("rest", history.now()));
-        faults.read(&site, &shared).await;
+        faults.read(&self.site, &self.shared).await;
+    }
 
-        let (is_linearizable, said) = judge(&checker, &history.path);
+    /// Ends the load of a cluster that was broken on purpose, whose hosts need not come to rest.
+    fn abandon(self) {
+        self.shared.is_broken.store(true, Ordering::SeqCst);
+        self.shared.stop.store(true, Ordering::SeqCst);
+        for Host { orders, thread, .. } in self.hosts {
+            drop(orders);
+            let _ = thread.join();
+        }
+    }
+}
+
+#[test]
+fn cluster_with_faults_is_linearizable() {
+    world(async |w| {
+        let begun = Instant::now();
+        let seed = Dice::seed();
+        let count = std::env::var("CSID_FAULTS").map_or(FAULTS, |text| text.parse().expect("a number"));
+        eprintln!("    CSID_SEED={seed}, {count} faults");
+        let mut run = Run::start(w, seed, 3, HELD).await;
+        let mut faults = Faults::new(seed);
+        for hosts in HOSTS {
+            run.hosts(hosts).await;
+        }
+        println!("{} hosts after {:.1} s", HOSTS[1], begun.elapsed().as_secs_f64());
+        for _ in 0..count {
+            faults.next(&mut run.site, &mut run.hosts, &run.shared).await;
+            faults.read(&run.site, &run.shared).await;
+        }
+        run.rest(&faults).await;
+
+        let history = &run.shared.history;
+        let (is_linearizable, said) = judge(&run.checker, &history.path);
         if !is_linearizable {
             keep(&history.path, seed);
         }
         assert!(is_linearizable, "seed {seed}: {said}");
-        eprintln!("    {said}    {}", faults.summary(&history));
+        eprintln!("    {}\n    {}", said.trim_end(), faults.summary(history));
         let (taken, refused, unknown) = history.counts();
+        let seconds = begun.elapsed().as_secs_f64();
         eprintln!(
-            "    {taken} claims granted, {refused} refused, {unknown} outcomes unknown, in {:.0} s",
-            begun.elapsed().as_secs_f64()
+            "    {taken} claims granted, {refused} refused, {unknown} outcomes unknown, in {seconds:.0} s"
         );
         assert!(taken > 20 && refused > 0, "the load has shown little");
-
-        // The checker sees a second writer in this very history.
-        let doubled = w.path("doubled.jsonl");
-        std::fs::copy(&history.path, &doubled).unwrap();
-        let mut more = History::append(&doubled, &history);
-        let now = history.now();
-        for (client, who) in [(901, "n1/one"), (902, "n2/two")] {
-            let [start, end] = [2 * client, 2 * client + 1].map(|at| now + at);
-            more.add(&Line {
-                who: who.into(),
-                volume: VOLUMES[0].0.into(),
-                single: true,
-                end,
-                outcome: Some(Outcome::Ok),
-                client: client as u32,
-                ..Line::event("take", start)
-            });
-        }
-        drop(more);
-        let (is_linearizable, said) = judge(&checker, &doubled);
-        assert!(!is_linearizable && said.contains("not linearizable"), "two writers were not seen: {said}");
     });
 }
 
