@@ -2,7 +2,8 @@
 //! commit and each answer. `CSID_FAULT` names a file; while `NAME:N` is in it, csid is killed at the N-th passing of the
 //! edge NAME since, `any:N` being the N-th of all. What csid was killed at then stands in the file. While `NAME.held` is in
 //! it, what is between the edges NAME does not begin, and NAME stands in the file of the same name with `.held` once something
-//! waits there. `NAME:N:panic` panics there instead of the kill. Without the feature nothing of it is compiled.
+//! waits there. `NAME:N:panic` panics there instead of the kill. `CSID_BREAK` names a fault of csid that a test of a judge wants.
+//! Without the feature nothing of it is compiled.
 
 const RPCS: [&str; 12] = [
     "NodeStageVolume",
@@ -52,6 +53,17 @@ pub(crate) async fn around<T>(name: &str, f: impl Future<Output = T>) -> T {
     let value = f.await;
     armed::point(name, "after");
     value
+}
+
+/// Returns whether this csid has the fault on purpose. A judge of its cluster has to see it.
+#[cfg(not(feature = "fault"))]
+pub(crate) fn breaks(_name: &str) -> bool {
+    false
+}
+
+#[cfg(feature = "fault")]
+pub(crate) fn breaks(name: &str) -> bool {
+    std::env::var_os("CSID_BREAK").is_some_and(|broken| broken == name)
 }
 
 #[cfg(feature = "fault")]

@@ -19,6 +19,7 @@ use crate::cluster::link;
 use crate::cluster::node::Node;
 use crate::cluster::rows::{read_attached, read_record, write_spec};
 use crate::error::{Error, Kind, Result, presentable, shortened};
+use crate::fault;
 use crate::random;
 use crate::store::registry::{
     Capability as Mode, Claim, MadeSnapshot, Record, Registration, VolumeName, VolumeSpec,
@@ -180,7 +181,7 @@ impl Servers for Node {
                 call: claim.call,
                 namespace: name.namespace.clone(),
                 volume: name.volume.clone(),
-                consumer: claim.consumer,
+                consumer: claim.consumer.clone(),
                 uid: claim.uid,
                 r#use: Some(Use { mode, access_mode, attachment_mode }),
                 by_mount: claim.by_mount,
@@ -195,6 +196,7 @@ impl Servers for Node {
                 answer_ms: ANSWER_IN_QUEUE,
                 ..ClaimAsk::default()
             };
+            let consumer = claim.consumer;
             let mut client = self.joined(CLAIM).await.map_err(ServerFailure::NotSent)?;
             let GrantedRow { claim: id, volume, publish_context, external_node_id, revision } =
                 answered_in(&CLAIMS, client.claim(ask)).await?;
@@ -204,6 +206,11 @@ impl Servers for Node {
                 volume.ok_or_else(|| wrong(Error::internal("a server granted a claim of no volume")))?;
             let record = read_record(&name, volume).map_err(wrong)?;
             check_name("claim", &id).map_err(wrong)?;
+            if fault::breaks("early-detached") {
+                let VolumeName { namespace, volume } = name.clone();
+                self.report(Owed { claim: id.clone(), namespace, volume, consumer, ..Owed::default() })
+                    .await?;
+            }
             let attached = read_attached(external_node_id, publish_context).map_err(wrong)?;
             Ok(Granted { id, record, attached })
         }
@@ -226,6 +233,9 @@ impl Servers for Node {
             call: claim.call,
         };
         async move {
+            if fault::breaks("no-detached") {
+                return Ok(());
+            }
             let is_ended = owed.claim.is_empty() && !owed.call.is_empty() && !self.withdraw(&owed).await?;
             if is_ended { Ok(()) } else { self.report(owed).await }
         }

@@ -1,5 +1,6 @@
 //! The registry on a real etcd of Debian: the tests that each registry passes, and tests of what only etcd has.
 
+#[allow(dead_code, reason = "the histories use more of it")]
 mod cluster;
 mod double;
 mod failures;

@@ -1,6 +1,6 @@
 //! Breaks of the cluster that a run has on purpose. The checker has to see each.
 //!
-//! They come from outside, by what a fault in a program would do to etcd. No program has a switch for them.
+//! Some are csid's, which the tests build with feature `fault`. The others come from outside, by what a fault of the servers would do to etcd.
 
 use std::time::Duration;
 
@@ -22,8 +22,12 @@ const HELD: Duration = Duration::from_millis(1000);
 enum Break {
     /// An operator forces the release of a volume that is in use: as a server that frees a claim before Detached.
     ForcedRelease,
-    /// A node's claims are said to have ended, while its csid has the volume: as a csid that says Detached before it unmounts.
+    /// csid says Detached as soon as a claim is granted, and not after it has unmounted.
     EarlyDetached,
+    /// csid answers a release, and never says Detached.
+    NoDetached,
+    /// The servers get a Detached of a node whose csid has the volume.
+    ForeignDetached,
     /// A claim's rows vanish from etcd: as a server that writes an older record without a compare.
     LostClaim,
 }
@@ -34,8 +38,20 @@ async fn claims(site: &Site, volume: &str) -> Vec<KeyValue> {
 }
 
 impl Break {
+    /// Returns what csid calls the break. Empty: it is none of csid's.
+    fn of_csid(self) -> &'static str {
+        match self {
+            Break::EarlyDetached => "early-detached",
+            Break::NoDetached => "no-detached",
+            _ => "",
+        }
+    }
+
     /// Does it once to the claims of a volume. Its calls may fail: the holder may have let the volume go.
     async fn once(self, run: &Run, volume: &str) {
+        if !self.of_csid().is_empty() {
+            return;
+        }
         for claim in claims(&run.site, volume).await {
             let key = String::from_utf8_lossy(&claim.key).into_owned();
             let mut names = key.rsplit('/');
@@ -52,7 +68,7 @@ impl Break {
                     let ended = run.site.operator(0, "all").release(ask).await;
                     println!("{key}: {:?}", ended.map(drop).map_err(|status| status.message().to_owned()));
                 }
-                Break::EarlyDetached => {
+                Break::ForeignDetached => {
                     let value: serde_json::Value = serde_json::from_slice(&claim.value).expect("a claim");
                     let host = run.hosts.iter().find(|host| host.name == node).expect("a host");
                     let claim = value["id"].as_str().expect("a claim's id").to_owned();
@@ -68,6 +84,7 @@ impl Break {
                     let ended = host.node.client(0).detached(owed).await;
                     println!("{key}: {:?}", ended.map(drop).map_err(|status| status.message().to_owned()));
                 }
+                Break::EarlyDetached | Break::NoDetached => unreachable!("csid does it"),
                 Break::LostClaim => run.site.raw().await.delete(&claim.key).await,
             }
         }
@@ -78,6 +95,7 @@ impl Break {
 fn is_seen(wrong: Break) {
     world(async move |w| {
         let mut run = Run::start(w, Dice::seed(), 1, HELD).await;
+        run.csid_break = wrong.of_csid();
         run.hosts(2).await;
         for round in 1..=ROUNDS {
             tokio::time::sleep(Duration::from_millis(150)).await;
@@ -103,8 +121,18 @@ fn forced_release_is_seen() {
 }
 
 #[test]
-fn early_detached_is_seen() {
+fn csid_that_says_detached_early_is_seen() {
     is_seen(Break::EarlyDetached);
+}
+
+#[test]
+fn csid_that_never_says_detached_is_seen() {
+    is_seen(Break::NoDetached);
+}
+
+#[test]
+fn foreign_detached_is_seen() {
+    is_seen(Break::ForeignDetached);
 }
 
 #[test]

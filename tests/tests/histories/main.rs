@@ -72,6 +72,8 @@ struct Run {
     site: Site,
     shared: Arc<Shared>,
     hosts: Vec<Host>,
+    /// The fault that each csid has on purpose. Empty: none.
+    csid_break: &'static str,
 }
 
 impl Run {
@@ -86,7 +88,7 @@ impl Run {
         }
         let history = Arc::new(History::create(&w.path("history.jsonl")));
         let shared = Arc::new(Shared::new(history, seed, held));
-        Run { seed, checker, site, shared, hosts: Vec::new() }
+        Run { seed, checker, site, shared, hosts: Vec::new(), csid_break: "" }
     }
 
     /// Starts hosts until there are so many. Waits until all of them run, and claims were granted.
@@ -97,7 +99,13 @@ impl Run {
             let (orders, taken) = unbounded_channel();
             let (shared, link, of) = (Arc::clone(&self.shared), node.run().to_owned(), name.clone());
             let thread = std::thread::Builder::new().name(name.clone());
-            let run = move || world(async move |w| Box::pin(host(w, &of, &link, shared, taken)).await);
+            let csid_break = self.csid_break;
+            let run = move || {
+                world(async move |w| {
+                    w.environment.insert("CSID_BREAK".into(), csid_break.into());
+                    Box::pin(host(w, &of, &link, shared, taken)).await;
+                });
+            };
             self.hosts.push(Host { name, node, orders, thread: thread.spawn(run).expect("a thread") });
         }
         eventually("all hosts run", async || {
