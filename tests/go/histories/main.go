@@ -172,6 +172,13 @@ func parse(from io.Reader) ([]porcupine.Operation, error) {
 		}
 		lines = append(lines, l)
 	}
+	// The callers of a shared volume are in no other's way. Each of them is judged as a part of its own, or the search has no end.
+	shared := map[string][]string{}
+	for _, l := range lines {
+		if l.Call == "take" && !l.Single && !slices.Contains(shared[l.Volume], l.Who) {
+			shared[l.Volume] = append(shared[l.Volume], l.Who)
+		}
+	}
 	var operations []porcupine.Operation
 	for at, l := range lines {
 		if l.Volume == "" {
@@ -183,8 +190,21 @@ func parse(from io.Reader) ([]porcupine.Operation, error) {
 		}
 		slices.Sort(l.Holders)
 		add := func(call string, start, end int64) {
-			o := operation{call, l.Who, l.Volume, l.Outcome, at + 1, l.Single, l.Holders}
-			operations = append(operations, porcupine.Operation{ClientId: l.Client, Input: o, Call: start, Return: end})
+			part := func(volume string, holders []string) {
+				o := operation{call, l.Who, volume, l.Outcome, at + 1, l.Single, holders}
+				operations = append(operations, porcupine.Operation{ClientId: l.Client, Input: o, Call: start, Return: end})
+			}
+			whos := shared[l.Volume]
+			if call != "read" && len(whos) > 0 {
+				whos = []string{l.Who}
+			}
+			for _, who := range whos {
+				isOther := func(holder string) bool { return holder != who }
+				part(l.Volume+" of "+who, slices.DeleteFunc(slices.Clone(l.Holders), isOther))
+			}
+			if len(whos) == 0 {
+				part(l.Volume, l.Holders)
+			}
 		}
 		end, accepted := l.End, rest
 		if l.Outcome == "unknown" {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use csid_etcd::api::kv_client::KvClient;
 use csid_etcd::api::{CompactionRequest, RangeRequest};
 use csid_tests::dice::Dice;
+use csid_tests::world::eventually;
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 use tokio::sync::oneshot;
 use tonic::transport::Endpoint;
@@ -291,6 +292,18 @@ async fn order(host: &Host, order: Order) {
 /// Returns the holders of a volume in etcd, as NODE/CONSUMER. The read is linearizable.
 async fn holders(site: &Site, volume: &str) -> Vec<String> {
     let prefix = format!("/csid/v1/vol/default/{volume}/claim/");
-    let found = site.raw().await.below(&prefix).await;
+    let mut range_end = prefix.clone().into_bytes();
+    *range_end.last_mut().expect("a prefix") += 1;
+    let range = RangeRequest { key: prefix.clone().into_bytes(), range_end, ..RangeRequest::default() };
+    let mut found = None;
+    // A member whose leader has changed refuses the read.
+    eventually("etcd is read", async || {
+        let endpoint = Endpoint::from_shared(site.etcd.endpoints().remove(0)).expect("an endpoint");
+        let Ok(channel) = endpoint.timeout(Duration::from_secs(5)).connect().await else { return false };
+        found = KvClient::new(channel).range(range.clone()).await.ok();
+        found.is_some()
+    })
+    .await;
+    let found = found.expect("an answer").into_inner().kvs;
     found.into_iter().map(|kv| String::from_utf8_lossy(&kv.key[prefix.len()..]).into_owned()).collect()
 }
