@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 /// (room, what it may import of csid besides itself)
 const ROOMS: [(&str, &[&str]); 7] = [
     ("bus", &["cluster", "config", "error", "names", "plugin", "secret", "store", "system_bus", "volume"]),
-    ("cluster", &["backoff", "config", "error", "plugin", "random", "store", "volume"]),
+    ("cluster", &["backoff", "config", "error", "fault", "plugin", "random", "store", "volume"]),
     (
         "volume",
         &[
