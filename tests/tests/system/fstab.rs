@@ -38,6 +38,11 @@ impl Journal {
         found.unwrap_or_else(|| panic!("no `{text}`: {}", self.0)).0
     }
 
+    /// Returns the lines from the last one that begins so: CI shows the first lines of a failure only.
+    fn since(&self, text: &str) -> String {
+        self.0.lines().skip(self.last(text)).collect::<Vec<_>>().join("\n")
+    }
+
     fn is_clean(&self) {
         for words in ["ordering cycle", "Failed unmounting"] {
             assert!(!self.0.contains(words), "{words}: {}", self.0);
@@ -129,7 +134,7 @@ fn fstab_volume_is_there_whenever_its_service_runs() {
         "Stopped csi-plugin-local-default.service",
     ];
     let order = down.map(|text| journal.last(text));
-    assert!(order.is_sorted(), "{order:?} of {down:?}: {}", journal.0);
+    assert!(order.is_sorted(), "{order:?} of {down:?}: {}", journal.since("Stopping app.service"));
     assert_eq!(m.run("cat /srv/my-db/log"), "stop\nstart\nstop\nstart");
     m.kill();
     running(&m);
