@@ -162,12 +162,15 @@ impl Machine {
         (to - from) / 1000
     }
 
-    /// Reboots in order. PID 1 reads the mount table a few times a second at most, and unmounts in order what it has read.
+    /// Reboots in order. PID 1 reads the mount table up to a second late after many changes. It stops no unit whose mount it has not seen
+    /// yet, so this waits until PID 1 has seen each mount.
     pub fn reboot(&self) {
-        let known =
-            "systemctl list-units --no-legend --all --type mount 'var-lib-csid-*' 'srv-*' | grep -c mounted";
-        let there = "awk '$5 ~ \"^/(var/lib/csid|srv)/\" { print $5 }' /proc/1/mountinfo | sort -u | wc -l";
-        self.until(&format!("test $({known}) -ge $({there})"));
+        let mounted = "awk '!/ - autofs / && $5 ~ \"^/(var/lib/csid|srv)/\" { print $5 }' /proc/1/mountinfo";
+        let units =
+            "xargs --no-run-if-empty systemd-escape --path --suffix mount | tr ' ' '\\n' | sort --unique";
+        let seen =
+            "systemctl list-units --plain --no-legend --type mount --state active | cut -d ' ' -f 1 | sort";
+        self.until(&format!("! comm -23 <({mounted} | {units}) <({seen}) | grep ."));
         let output = container(&self.dir, &["reboot"]);
         assert!(output.status.success(), "no reboot: {}", text(&output.stderr));
     }
