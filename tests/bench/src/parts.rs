@@ -153,11 +153,12 @@ pub async fn remount(host: &Host, report: &mut Report, rounds: usize) -> Result<
         let csid = host.start()?;
         let client = host.client(&host.private(), "bench").await?;
         load::all(&Way::Csid(client), COUNT, MANY, true).await?;
+        let all = host.mounts("state")?;
         drop(csid);
         host.reboot()?;
         let begun = Instant::now();
         let csid = host.start()?;
-        while host.mounts("state")? < COUNT as usize {
+        while host.mounts("state")? < all {
             ensure!(begun.elapsed() < LIMIT, "the mounts do not come back");
             // Each look reads the whole mount table.
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -166,6 +167,7 @@ pub async fn remount(host: &Host, report: &mut Report, rounds: usize) -> Result<
         let client = host.client(&host.private(), "bench").await?;
         while mounted(&client).await? < COUNT as usize {
             ensure!(begun.elapsed() < LIMIT, "not all mounts come back");
+            tokio::time::sleep(Duration::from_millis(10)).await;
         }
         report.add("remount_1000_per_s", f64::from(COUNT) / begun.elapsed().as_secs_f64());
         drop(csid);
