@@ -212,8 +212,7 @@ impl Volumes {
     pub async fn list(&self, filter: MountFilter) -> Result<Vec<MountView>> {
         let rows = self.shared.store.mounts(filter).await?;
         let mounts: Vec<&MountRow> = rows.iter().map(|(row, _)| row).collect();
-        let looks = self.shared.looks(&mounts).await;
-        let sights = self.shared.sights_of(&mounts, &looks).await;
+        let (looks, sights) = self.shared.looks_and_sights(&mounts).await;
         let view = |((row, staging), (look, sight)): ((MountRow, String), (&Look, Observed))| {
             let is_mounted = row.phase == Phase::Mounted;
             let healthy = is_mounted && healthy(&row, look) && sight == Observed::There;

@@ -40,15 +40,17 @@ impl Context {
     /// Probes the mount of each row, and returns the observed states.
     pub(super) async fn sights(&self, rows: &[Arc<MountRow>]) -> Vec<Observed> {
         let rows: Vec<&MountRow> = rows.iter().map(Arc::as_ref).collect();
-        let looks = self.looks(&rows).await;
-        self.sights_of(&rows, &looks).await
+        self.looks_and_sights(&rows).await.1
     }
 
-    /// Returns the observed states that the probes mean for the rows. Targets are probed in parallel.
-    pub(super) async fn sights_of(&self, rows: &[&MountRow], looks: &[Look]) -> Vec<Observed> {
+    /// Probes the mount of each row, and returns the probes with the observed states that they mean. One read of the mount table
+    /// serves both. Targets are probed in parallel.
+    pub(super) async fn looks_and_sights(&self, rows: &[&MountRow]) -> (Vec<Look>, Vec<Observed>) {
         let table = mount_table().await;
-        let asking = rows.iter().zip(looks).map(|(row, look)| self.sight_in(table.as_ref(), row, look));
-        side_by_side(asking).await
+        let looks = self.looks_in(rows, table.as_ref()).await;
+        let asking = rows.iter().zip(&looks).map(|(row, look)| self.sight_in(table.as_ref(), row, look));
+        let sights = side_by_side(asking).await;
+        (looks, sights)
     }
 
     async fn sight_in(&self, table: Option<&MountTable>, row: &MountRow, look: &Look) -> Observed {

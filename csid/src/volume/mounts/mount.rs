@@ -47,9 +47,11 @@ impl Executor<'_> {
                     if there(&row, &look) && !healthy(&row, &look) && !is_healed {
                         return Err(MountError::Dead { path: row.source }.into());
                     }
+                    let mounts = &self.rows.volume().mounts;
                     let mut sights = match self.shared.sight_of(&row, &look).await {
                         Observed::There if row.phase == Phase::Mounted => return self.answer(key),
-                        _ => self.shared.sights(&self.rows.volume().mounts).await,
+                        sight if mounts.len() == 1 => vec![sight],
+                        _ => self.shared.sights(mounts).await,
                     };
                     if !self.heals {
                         sights
