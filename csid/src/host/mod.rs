@@ -31,6 +31,7 @@ pub mod log;
 mod look;
 mod lookout;
 mod mount;
+mod mount_index;
 mod namespace_tables;
 mod namespaces;
 pub mod oneshot;

@@ -5,19 +5,20 @@
 //! The directory that a mount shows may be renamed. Many volumes may be directories of one file system, and then any of its mounts may
 //! have come to show any of them. csid asks for each of a few such mounts. With more of them it reads mountinfo once for all questions of a
 //! short while. So csid may overlook a bind whose directory came into the volume's one a moment ago, as it overlooks one that comes there a
-//! moment later. A new bind is found at once.
+//! moment later. A new bind is found at once. Questions that must not overlook one share the next read.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsStr;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{Error, ErrorKind, Result};
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Mutex;
 
+use crate::host::mount_index::{Facts, MountIndex};
 use crate::host::namespaces::Shown;
 use crate::host::statmount::{OWN, Stat, mounts, unless_gone};
 use crate::host::table::{self, MountEntry, blocking};
@@ -47,15 +48,20 @@ pub struct OwnPaths<'a> {
 
 /// The mounts of csid's own namespace as far as csid knows them.
 #[derive(Default)]
-pub(super) struct KnownMounts(Arc<Mutex<Known>>);
+pub(super) struct KnownMounts {
+    known: Arc<Mutex<Known>>,
+    /// The number of questions until now. A question has the number of those before it, plus one.
+    asked: AtomicU64,
+}
 
 #[derive(Default)]
 struct Known {
     answers: Answers,
-    /// In the order of the ids.
-    facts: Vec<Facts>,
-    /// Until when csid uses the directories that mountinfo showed last. `None`: they were never read.
-    roots_until: Option<Instant>,
+    mounts: MountIndex,
+    /// The last question that was asked before the last complete list of the mounts was begun.
+    listed_for: u64,
+    /// The last read of the directories of all mounts. `None`: they were never read.
+    read: Option<RootsRead>,
     stat: Option<Stat>,
     hasher: RandomState,
 }
@@ -70,26 +76,12 @@ enum Answers {
     Missing,
 }
 
-/// A mount, its file system, which never changes, and where it was when csid first asked.
-struct Facts {
-    id: u64,
-    /// Its id in mountinfo. The kernel uses such an id again.
-    old_id: u64,
-    device: u64,
-    /// A hash of its path then. 0: the path is too long for an answer.
-    place: u64,
-    /// The directory that it showed when csid last asked. `None`: the answer was too long.
-    root: Option<PathBuf>,
-}
-
-impl Facts {
-    /// Returns whether the mount may show something of the directory `root` of the file system `device`.
-    fn may_show(&self, device: u64, root: &Path) -> bool {
-        let Some(own) = &self.root else { return self.device == device };
-        let (own, root) = (own.as_os_str().as_bytes(), root.as_os_str().as_bytes());
-        let is_below = |rest: &[u8]| rest.is_empty() || rest[0] == b'/' || root == b"/";
-        self.device == device && own.strip_prefix(root).is_some_and(is_below)
-    }
+#[derive(Clone, Copy)]
+struct RootsRead {
+    /// The last question that was asked before the read was begun.
+    read_for: u64,
+    /// When csid reads again for another question.
+    until: Instant,
 }
 
 impl KnownMounts {
@@ -102,25 +94,32 @@ impl KnownMounts {
         devices: &[u64],
         shown: &[Shown],
     ) -> Option<Vec<MountEntry>> {
-        let mut known = Arc::clone(&self.0).lock_owned().await;
+        let question = self.asked.fetch_add(1, Ordering::AcqRel) + 1;
+        let mut known = Arc::clone(&self.known).lock_owned().await;
+        // Questions that waited meanwhile share a list and a read.
+        let newest = self.asked.load(Ordering::Acquire);
         if known.answers == Answers::Missing {
             return None;
         }
-        let is_long = known.answers == Answers::Unproven || known.facts.len() > FEW;
-        let mut refreshed = if is_long { Err(long()) } else { known.refresh(FEW) };
+        let is_long = known.answers == Answers::Unproven || known.mounts.len() > FEW;
+        let mut refreshed = match known.listed_for >= question {
+            true => Ok(()),
+            false if is_long => Err(long()),
+            false => known.refresh(FEW, newest),
+        };
         if refreshed.as_ref().is_err_and(|error| error.kind() == ErrorKind::WouldBlock) {
             let work = move || {
                 let proven = if known.answers == Answers::Unproven { known.prove() } else { Ok(()) };
-                Ok((proven.and_then(|()| known.refresh(usize::MAX)), known))
+                Ok((proven.and_then(|()| known.refresh(usize::MAX, newest)), known))
             };
             (refreshed, known) = blocking(work).await.ok()?;
         }
-        let mut found = refreshed.and_then(|()| known.about(paths, devices, shown, false));
+        let mut found = refreshed.and_then(|()| known.about(paths, devices, shown, question));
         if found.as_ref().is_err_and(|error| error.kind() == ErrorKind::WouldBlock) {
-            let work = move || Ok((known.read_roots(), known));
+            let work = move || Ok((known.read_roots(newest), known));
             let read;
             (read, known) = blocking(work).await.ok()?;
-            found = read.and_then(|()| known.about(paths, devices, shown, true));
+            found = read.and_then(|()| known.about(paths, devices, shown, question));
         }
         found.unwrap_or_else(|error| {
             tracing::debug!(%error, "csid reads its whole mount table");
@@ -191,27 +190,25 @@ impl Known {
     }
 
     /// Lists the mounts, and asks for those that are new. Fails if the list is longer than `most`.
-    fn refresh(&mut self, most: usize) -> Result<()> {
+    /// `newest`: the last question that was asked before.
+    fn refresh(&mut self, most: usize, newest: u64) -> Result<()> {
         let listed = mounts(OWN, None, Instant::now() + END)?;
         if listed.ids.len() > most {
             return Err(long());
         }
-        let mut before = std::mem::take(&mut self.facts).into_iter().peekable();
-        let mut now = Vec::with_capacity(listed.ids.len());
         let mut failed = None;
-        for id in listed.ids {
-            while before.next_if(|facts| facts.id < id).is_some() {}
-            match before.next_if(|facts| facts.id == id) {
-                Some(facts) => now.push(facts),
-                None => match self.facts(id) {
-                    Ok(facts) => now.extend(facts),
-                    // The mounts that are known stay known.
-                    Err(error) => failed = Some(error),
-                },
+        for id in self.mounts.keep(&listed.ids) {
+            match self.facts(id) {
+                Ok(facts) => facts.into_iter().for_each(|facts| self.mounts.note(facts)),
+                // The mounts that are known stay known.
+                Err(error) => failed = Some(error),
             }
         }
-        self.facts = now;
-        failed.map_or(Ok(()), Err)
+        match failed {
+            None => self.listed_for = newest,
+            Some(error) => return Err(error),
+        }
+        Ok(())
     }
 
     /// Asks for a new mount. `None`: it is gone.
@@ -219,11 +216,11 @@ impl Known {
         match self.entry(id) {
             Err(error) if is_too_long(&error) => {
                 let (old_id, device) = self.stat().identity(OWN, id)?;
-                Ok(Some(Facts { id, old_id, device, place: 0, root: None }))
+                Ok(Some(Facts { id, old_id, device, place: 0, root: Arc::from(Path::new("")) }))
             }
             Ok(Some(MountEntry { id: old_id, device, path, root, .. })) => {
                 let place = self.hasher.hash_one(path.as_os_str());
-                Ok(Some(Facts { id, old_id, device, place, root: Some(root) }))
+                Ok(Some(Facts { id, old_id, device, place, root: Arc::from(root) }))
             }
             Ok(None) => Ok(None),
             Err(error) => Err(error),
@@ -231,27 +228,28 @@ impl Known {
     }
 
     /// Reads the directories of all known mounts from mountinfo. One read serves all questions until csid has used it for long enough.
-    fn read_roots(&mut self) -> Result<()> {
+    /// `newest`: the last question that was asked before.
+    fn read_roots(&mut self, newest: u64) -> Result<()> {
         let begun = Instant::now();
         let text = table::text().map_err(Error::other)?;
-        let asked = self.facts.iter_mut().filter(|facts| facts.root.is_some());
-        let mut asked: HashMap<u64, &mut Facts> = asked.map(|facts| (facts.old_id, facts)).collect();
+        let asked = self.mounts.iter().filter(|facts| !facts.root.as_os_str().is_empty());
+        let asked: HashMap<u64, Facts> = asked.map(|facts| (facts.old_id, facts.clone())).collect();
         for mount in table::briefs(&text) {
             // A mount that is gone may get what one shows that has its id now. csid asks before it believes.
-            let Some(facts) = asked.get_mut(&mount.id) else { continue };
+            let Some(facts) = asked.get(&mount.id) else { continue };
             let Some((root, path)) = mount.root_and_path() else { continue };
-            facts.place = self.hasher.hash_one(path.as_os_str());
-            if facts.root.as_ref().is_none_or(|known| known.as_os_str() != root.as_os_str()) {
-                facts.root = Some(root.into_owned());
+            let place = self.hasher.hash_one(path.as_os_str());
+            if (facts.place, facts.root.as_os_str()) != (place, root.as_os_str()) {
+                self.mounts.note(Facts { place, root: Arc::from(&*root), ..facts.clone() });
             }
         }
         let used = (begun.elapsed() * USES_OF_READ).clamp(SHORTEST_USE, LONGEST_USE);
-        self.roots_until = Some(begun + used);
+        self.read = Some(RootsRead { read_for: newest, until: begun + used });
         Ok(())
     }
 
     fn has_roots(&self) -> bool {
-        self.roots_until.is_some_and(|until| Instant::now() < until)
+        self.read.is_some_and(|read| Instant::now() < read.until)
     }
 
     fn stat(&mut self) -> &mut Stat {
@@ -263,18 +261,17 @@ impl Known {
         unless_gone(self.stat().own_entry(id))
     }
 
-    /// Answers as [`KnownMounts::about`] does. Fails with `WouldBlock` if the directories of all mounts have to be read first.
-    /// `has_read`: they were, for this question.
+    /// Answers as [`KnownMounts::about`] does the question of this number. Fails with `WouldBlock` if the directories of all mounts
+    /// have to be read first.
     fn about(
         &mut self,
         paths: &OwnPaths<'_>,
         devices: &[u64],
         shown: &[Shown],
-        has_read: bool,
+        question: u64,
     ) -> Result<Option<Vec<MountEntry>>> {
         let places: BTreeSet<u64> = paths.exact.iter().map(|path| self.hasher.hash_one(*path)).collect();
-        let at_places: Vec<u64> =
-            self.facts.iter().filter(|facts| places.contains(&facts.place)).map(|facts| facts.id).collect();
+        let at_places: Vec<u64> = self.mounts.at(&places).take(FEW + 1).collect();
         if at_places.len() > FEW {
             return Ok(None);
         }
@@ -288,27 +285,33 @@ impl Known {
         let known = devices.iter().copied().chain(shown.iter().map(|shown| shown.device));
         let of_volume: BTreeSet<u64> =
             found.values().filter(is_at_own).map(|entry| entry.device).chain(known).collect();
-        let is_other = |facts: &&Facts| of_volume.contains(&facts.device) && !found.contains_key(&facts.id);
-        let mut others: Vec<&Facts> = self.facts.iter().filter(is_other).collect();
         let own = found.values().filter(is_at_own).map(|own| (own.device, own.root.as_path()));
         let roots: BTreeSet<(u64, &Path)> =
             own.chain(shown.iter().map(|shown| (shown.device, shown.root.as_path()))).collect();
-        let may_show = |facts: &Facts| roots.iter().any(|(device, root)| facts.may_show(*device, root));
+        let is_other = |id: &u64| !found.contains_key(id);
+        let others = of_volume.iter().flat_map(|device| self.mounts.of_device(*device));
+        let mut others: BTreeSet<u64> = others.filter(is_other).take(OTHERS + 1).collect();
         if others.len() > OTHERS {
-            let is_renamed = |facts: &Facts| {
-                let now = found.get(&facts.id);
-                facts.root.as_ref().zip(now).is_some_and(|(root, now)| *root != now.root)
+            let is_renamed = |(id, now): (&u64, &MountEntry)| {
+                let known = self.mounts.get(*id).filter(|facts| !facts.root.as_os_str().is_empty());
+                known.is_some_and(|facts| *facts.root != *now.root)
             };
-            let is_known = !paths.needs_read && self.has_roots() && !self.facts.iter().any(is_renamed);
-            if !has_read && !is_known {
+            let is_read_since = self.read.is_some_and(|read| read.read_for >= question);
+            let is_known = !paths.needs_read && self.has_roots() && !found.iter().any(is_renamed);
+            if !is_read_since && !is_known {
                 return Err(long());
             }
-            others.retain(|facts| may_show(facts));
+            let shows = roots.iter().flat_map(|(device, root)| self.mounts.may_show(*device, root));
+            others = shows.filter(is_other).take(OTHERS + 1).collect();
             if others.len() > OTHERS {
                 return Ok(None);
             }
         }
-        let others: Vec<(u64, bool)> = others.into_iter().map(|facts| (facts.id, may_show(facts))).collect();
+        let may_show = |id: &u64| {
+            let facts = self.mounts.get(*id);
+            facts.is_some_and(|facts| roots.iter().any(|(device, root)| facts.may_show(*device, root)))
+        };
+        let others: Vec<(u64, bool)> = others.into_iter().map(|id| (id, may_show(&id))).collect();
         for (id, may_show) in others {
             match self.entry(id)? {
                 Some(entry) => drop(found.insert(id, entry)),
@@ -360,6 +363,10 @@ mod tests {
 
     use super::*;
 
+    /// The numbers of a question before the last list and read, and of a later one.
+    const BEFORE: u64 = 1;
+    const LATER: u64 = 2;
+
     /// Runs `test` in a mount namespace of its own, with two file systems: one at `a`, and one at `b` with a bind of its directory `x`
     /// at `c`. Not where the kernel lacks the calls.
     fn apart(test: impl FnOnce(&Path, &mut Known) + Send) {
@@ -393,10 +400,10 @@ mod tests {
 
     /// Asks for the volume that is mounted at these paths.
     fn ask(known: &mut Known, at: &[&Path], mounted: &[&Path], shown: &[Shown]) -> Option<Vec<PathBuf>> {
-        known.refresh(usize::MAX).unwrap();
+        known.refresh(usize::MAX, BEFORE).unwrap();
         let mounted = mounted.iter().map(|path| path.as_os_str()).collect();
         let paths = OwnPaths { mounted, ..at_paths(at) };
-        let found = known.about(&paths, &[], shown, false).unwrap()?;
+        let found = known.about(&paths, &[], shown, LATER).unwrap()?;
         let all = table::entries().unwrap();
         for entry in &found {
             assert!(all.iter().any(|one| is_same(one, entry)), "mountinfo shows another one: {entry:?}");
@@ -428,16 +435,20 @@ mod tests {
 
     /// Returns whether csid has to read all directories before it knows the mounts at `at`.
     fn reads_first(known: &mut Known, at: &Path) -> bool {
-        known.refresh(usize::MAX).unwrap();
-        let answer = known.about(&at_paths(&[at]), &[], &[], false);
+        known.refresh(usize::MAX, BEFORE).unwrap();
+        let answer = known.about(&at_paths(&[at]), &[], &[], LATER);
         answer.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+    }
+
+    fn use_until(known: &mut Known, until: Instant) {
+        known.read.as_mut().unwrap().until = until;
     }
 
     /// Reads all directories, and uses them for longer than the test takes.
     fn read(known: &mut Known) {
-        known.refresh(usize::MAX).unwrap();
-        known.read_roots().unwrap();
-        known.roots_until = Some(Instant::now() + END);
+        known.refresh(usize::MAX, BEFORE).unwrap();
+        known.read_roots(BEFORE).unwrap();
+        use_until(known, Instant::now() + END);
     }
 
     #[test]
@@ -454,12 +465,12 @@ mod tests {
             assert_eq!(ask(known, &[&c, &d], &[&c, &d], &[]), Some(vec![c, d.clone()]));
             // Of the whole file system each mount is a part.
             let all = OwnPaths { below: vec![root], ..at_paths(&[&b]) };
-            assert!(known.about(&all, &[], &[], false).unwrap().is_none(), "too many to ask for each");
+            assert!(known.about(&all, &[], &[], LATER).unwrap().is_none(), "too many to ask for each");
             for number in 0..4 {
                 unmount(root.join(format!("crowd/{number}")), UnmountFlags::empty()).unwrap();
             }
-            known.refresh(usize::MAX).unwrap();
-            let found = known.about(&all, &[], &[], false).unwrap().expect("few enough");
+            known.refresh(usize::MAX, BEFORE).unwrap();
+            let found = known.about(&all, &[], &[], LATER).unwrap().expect("few enough");
             assert_eq!(found.len(), 3 + OTHERS + 1 - 4, "{found:?}");
         });
     }
@@ -474,17 +485,42 @@ mod tests {
             std::fs::rename(b.join("0"), b.join("x/0")).unwrap();
             assert_eq!(ask(known, &[&c], &[&c], &[]), Some(vec![c.clone()]), "csid uses what it has read");
             let fresh = OwnPaths { needs_read: true, ..at_paths(&[&c]) };
-            assert!(known.about(&fresh, &[], &[], false).is_err(), "this question does not");
-            known.roots_until = Some(Instant::now());
+            assert!(known.about(&fresh, &[], &[], LATER).is_err(), "this question does not");
+            use_until(known, Instant::now());
             assert!(reads_first(known, &c), "csid has used it for long enough");
             read(known);
-            assert!(known.about(&fresh, &[], &[], true).unwrap().is_none(), "the bind is at a foreign path");
+            let answer = known.about(&fresh, &[], &[], BEFORE).unwrap();
+            assert!(answer.is_none(), "the bind is at a foreign path");
+            assert!(known.about(&fresh, &[], &[], LATER).is_err(), "a later question needs another read");
             assert_eq!(ask(known, &[&c], &[&c], &[]), None, "the bind is at a foreign path");
             // The volume's own directory is renamed: what is known of the others may be older.
             std::fs::rename(b.join("x"), b.join("z")).unwrap();
             assert!(reads_first(known, &c));
             read(known);
             assert!(!reads_first(known, &c));
+        });
+    }
+
+    #[test]
+    fn questions_that_wait_share_a_list() {
+        apart(|root, known| {
+            let known =
+                KnownMounts { known: Arc::new(Mutex::new(std::mem::take(known))), asked: AtomicU64::new(0) };
+            let [b, c, d] = ["b", "c", "d"].map(|name| root.join(name));
+            let paths = at_paths(&[&c]);
+            let ask = async || known.about(&paths, &[], &[]).await.map(|found| found.len());
+            let questions = async {
+                let busy = known.known.lock().await;
+                let (mut first, mut second) = (Box::pin(ask()), Box::pin(ask()));
+                assert!(futures_util::poll!(&mut first).is_pending());
+                assert!(futures_util::poll!(&mut second).is_pending());
+                drop(busy);
+                assert_eq!(first.await, Some(1));
+                mount_bind(b.join("x"), &d).unwrap();
+                assert_eq!(second.await, Some(1), "the bind came after the question");
+                assert_eq!(ask().await, None, "the bind is at a foreign path");
+            };
+            tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(questions);
         });
     }
 
@@ -500,7 +536,7 @@ mod tests {
                 read(known);
                 unmount(&d, UnmountFlags::empty()).unwrap();
                 // Another bind may have come before this one went.
-                assert!(known.about(&at_paths(&[&c]), &[], &[], false).unwrap().is_none());
+                assert!(known.about(&at_paths(&[&c]), &[], &[], LATER).unwrap().is_none());
                 assert_eq!(
                     ask(known, &[&c], &[&c], &[]),
                     Some(vec![c.clone()]),
@@ -553,13 +589,13 @@ mod tests {
             }
             mount_bind(root.join("c"), format!("/proc/self/fd/{}", directory.as_raw_fd())).unwrap();
             drop(directory);
-            known.refresh(usize::MAX).unwrap();
-            let facts = known.facts.len();
+            known.refresh(usize::MAX, BEFORE).unwrap();
+            let facts = known.mounts.len();
             assert_eq!(ask(known, &[&a], &[&a], &[]), Some(vec![a.clone()]));
-            assert_eq!(known.facts.len(), facts);
+            assert_eq!(known.mounts.len(), facts);
             // It may be of this volume, and only mountinfo has its path.
             let c = root.join("c");
-            let found = known.about(&at_paths(&[&c]), &[], &[], false);
+            let found = known.about(&at_paths(&[&c]), &[], &[], LATER);
             assert!(is_too_long(&found.unwrap_err()));
         });
     }
