@@ -17,8 +17,8 @@ pub trait Servers: Send + Sync {
     /// Returns why nothing may be mounted here: the servers have fenced this node. `None`: they have not, as far as csid knows.
     fn fence(&self) -> Option<Error>;
 
-    /// Returns a name for a call that takes a claim. No other call has it. Its beginning is that of this journal and boot, and it is later
-    /// than each name that was returned before.
+    /// Returns a name for a call that takes a claim. No other call has it. Its beginning is that of this journal and boot. Of two
+    /// calls for one claim the later one has the later name.
     fn name_call(&self) -> String;
 
     /// Returns whether a call has a name of this journal and boot.
