@@ -10,6 +10,7 @@ use csi_proto::cluster::v1::{
     change_ask,
 };
 use futures_util::future::{BoxFuture, FutureExt};
+use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::Semaphore;
 use tonic::transport::Channel;
 use tonic::{Response, Status};
@@ -25,7 +26,9 @@ use crate::store::registry::{
     Capability as Mode, Claim, MadeSnapshot, Record, Registration, VolumeName, VolumeSpec,
 };
 use crate::store::rows::VolumeKey;
-use crate::volume::rules::{check_credential, check_external_id, check_name, words_of, words_of_capability};
+use crate::volume::rules::{
+    check_credential, check_external_id, check_name, name_call, words_of, words_of_capability,
+};
 use crate::volume::servers::{Granted, ServerCreation, ServerFailure, ServerSnapshot, Servers};
 
 /// How long csid waits for an answer. The server goes on with a change that it has sent to etcd.
@@ -166,7 +169,14 @@ impl Servers for Node {
     }
 
     fn name_call(&self) -> String {
-        format!("{}.{}", self.calls, random::name())
+        // It grows as long as the boot lasts, whatever becomes of csid and of the wall clock.
+        let now = clock_gettime(ClockId::Boottime);
+        let place = now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs();
+        name_call(&self.calls, place, &random::name())
+    }
+
+    fn is_of_boot(&self, call: &str) -> bool {
+        call.strip_prefix(self.calls.as_str()).is_some_and(|rest| rest.starts_with('.'))
     }
 
     fn claim(

@@ -168,8 +168,7 @@ impl Node {
 
     /// Returns a claim that a call of this journal took in this boot, as one whose end the servers have yet to learn. `None`: it is another claim.
     fn own_claim(&self, row: ClaimRow) -> Option<Claim> {
-        let of_journal = row.call.strip_prefix(self.calls.as_str())?.starts_with('.');
-        let is_own = of_journal && row.node == self.name && row.state == TAKEN;
+        let is_own = self.is_of_boot(&row.call) && row.node == self.name && row.state == TAKEN;
         let names = [("claim", &row.claim), ("call", &row.call), ("consumer", &row.consumer)];
         if !is_own || names.into_iter().any(|(what, name)| check_name(what, name).is_err()) {
             return None;

@@ -19,6 +19,7 @@ use crate::volume::lifecycle;
 pub use crate::plugin::{Created, proves_no_effect};
 pub use crate::store::event_kind::EventKind;
 pub use crate::volume::lifecycle::{enter_attach_secrets, given_values, refuse_nonsense};
+pub use crate::volume::model::call_name::name_call;
 pub use crate::volume::model::claim::{
     ClaimAction, ClaimEffect, ClaimEvent, ClaimNext, ClaimOutcome, ClaimRefusal, Claims, admit, reader_only,
     step,

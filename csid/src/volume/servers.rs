@@ -17,8 +17,12 @@ pub trait Servers: Send + Sync {
     /// Returns why nothing may be mounted here: the servers have fenced this node. `None`: they have not, as far as csid knows.
     fn fence(&self) -> Option<Error>;
 
-    /// Returns a name for a call that takes a claim. No other call has it. Its beginning is that of this journal and boot.
+    /// Returns a name for a call that takes a claim. No other call has it. Its beginning is that of this journal and boot. Of two
+    /// calls for one claim the later one has the later name.
     fn name_call(&self) -> String;
+
+    /// Returns whether a call has a name of this journal and boot.
+    fn is_of_boot(&self, call: &str) -> bool;
 
     /// Claims a volume for a consumer of this node. `claim.call` names the call: when it is repeated, the same claim is granted. `wait`:
     /// how long the claim waits at the servers while others are in its way. Zero: it does not wait there any more.

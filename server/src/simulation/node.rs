@@ -1,5 +1,5 @@
-//! A host of the simulation. It does what csid does in a cluster: it writes its journal before it acts, asks again by the same name, sends Detached
-//! until it is accepted, and compares the servers' claims with its journal. Its journal outlives csid, its mounts outlive csid and end with the
+//! A host of the simulation. It does what csid does in a cluster: it writes its journal before it acts, asks again by the same name within a boot, sends
+//! Detached until it is accepted, and compares the servers' claims with its journal. Its journal outlives csid, its mounts outlive csid and end with the
 //! boot.
 
 use std::collections::BTreeMap;
@@ -17,6 +17,7 @@ use csi_proto::cluster::v1::{
     FromNode, Granted, Hello, ListAsk, Owed, PluginReport, Plugins, ToNode, Use, Welcome, from_node, to_node,
 };
 use csi_proto::identity::{Identity, Role};
+use csid::volume::rules::name_call;
 use futures_util::future::{BoxFuture, FutureExt, join_all};
 use prost::Message;
 use tokio::sync::mpsc;
@@ -485,11 +486,7 @@ impl Host {
                         continue;
                     }
                     sleep(self.dice.time(0, 3000)).await;
-                    let call = {
-                        let mut journal = self.journal();
-                        journal.calls += 1;
-                        format!("{}.{}", self.calls(), journal.calls)
-                    };
+                    let call = self.name_call();
                     let row = Row { call, claim: String::new(), state: State::Asking, is_wanted_back: false };
                     // An end that a server asked for may be owed by now.
                     self.journal().rows.entry(of.clone()).or_insert(row);
@@ -507,8 +504,27 @@ impl Host {
         }
     }
 
+    /// Names a call. It is later than those before it.
+    fn name_call(&self) -> String {
+        let mut journal = self.journal();
+        journal.calls += 1;
+        name_call(&self.calls(), journal.calls, "r")
+    }
+
+    fn is_of_boot(&self, call: &str) -> bool {
+        call.strip_prefix(&self.calls()).is_some_and(|rest| rest.starts_with('.'))
+    }
+
     /// Asks for a claim, until it is granted, refused, or too late.
-    async fn claim(&self, of: &(String, String), row: Row) {
+    async fn claim(&self, of: &(String, String), mut row: Row) {
+        if !self.is_of_boot(&row.call) {
+            if row.claim.is_empty() {
+                // Nobody has the claim. csid ends what was not granted in an earlier boot.
+                return self.set(of, State::Owed);
+            }
+            row.call = self.name_call();
+            self.journal().rows.entry(of.clone()).and_modify(|held| held.call.clone_from(&row.call));
+        }
         let deadline = Instant::now() + self.dice.time(2_000, 40_000);
         let (volume, consumer) = of.clone();
         let access_mode = if is_single(&volume) { "single-node-writer" } else { "multi-node-multi-writer" };
@@ -637,8 +653,7 @@ impl Host {
     async fn end_unheld(&self) {
         let Some(found) = self.list().await else { return };
         for (of, claim, call) in found {
-            let is_own = call.strip_prefix(&self.calls()).is_some_and(|rest| rest.starts_with('.'));
-            if !is_own || self.row(&of).is_some() {
+            if !self.is_of_boot(&call) || self.row(&of).is_some() {
                 continue;
             }
             // The list may be older than the journal.

@@ -20,6 +20,7 @@ mod failures;
 mod far_end;
 mod fence;
 mod joins;
+mod late;
 mod lies;
 mod limits;
 mod lists;

@@ -1,6 +1,6 @@
 //! Claims that the servers have and a host has not, because a server wrote them after the host had given the call up.
 
-use csi_proto::cluster::v1::{ClaimAsk, ListAsk};
+use csi_proto::cluster::v1::{CallName, ClaimAsk, ListAsk, Owed, ReleaseAsk};
 use csid_client::Client;
 use csid_tests::ask::*;
 use csid_tests::fault::Fault;
@@ -17,9 +17,16 @@ async fn node_row(site: &Site, node: &str) -> serde_json::Value {
 
 /// Has the server write a claim of this node for the consumer, by a call of a name that csid does not know any more.
 async fn write_late(site: &Site, link: &Node, volume: &str, consumer: &str, journal: &str) {
+    write_by(site, link, volume, consumer, &format!("{journal}.late")).await;
+}
+
+/// Does the same by a call of this name.
+async fn write_by(site: &Site, link: &Node, volume: &str, consumer: &str, call: &str) {
     let row = node_row(site, "n1").await;
     let ask = ClaimAsk {
-        call: format!("{journal}.late"),
+        call: call.to_owned(),
+        // The client of these tests.
+        uid: 0,
         boot: row["boot"].as_str().expect("a boot").to_owned(),
         ..ask(volume, consumer)
     };
@@ -31,11 +38,27 @@ async fn write_late(site: &Site, link: &Node, volume: &str, consumer: &str, jour
 /// Returns the beginning of the names of csid's calls, by that of a claim that it has.
 async fn calls_of(client: &Client, link: &Node, volume: &str) -> String {
     mount_registered(client, volume, "web").await.unwrap();
-    let ask = ListAsk { own: true, ..ListAsk::default() };
+    let call = call_at_servers(link, volume).await;
+    call.split_once('.').expect("a beginning").0.to_owned()
+}
+
+/// Returns the call of the claim that the servers have.
+async fn call_at_servers(link: &Node, volume: &str) -> String {
+    let ask = ListAsk { own: true, volume: volume.into(), ..ListAsk::default() };
     let mut pages = link.client(0).volumes(ask).await.unwrap().into_inner();
     let page = pages.message().await.unwrap().expect("a page");
-    let call = page.volumes[0].claims[0].call.clone();
-    call.split_once('.').expect("a beginning").0.to_owned()
+    page.volumes[0].claims[0].call.clone()
+}
+
+/// Sends all that csid may have sent for a call that it has given up.
+async fn say_late(site: &Site, link: &Node, volume: &str, call: &str) {
+    let boot = node_row(site, "n1").await["boot"].as_str().expect("a boot").to_owned();
+    let (call, volume, consumer) = (call.to_owned(), volume.to_owned(), "web".to_owned());
+    let name =
+        CallName { call: call.clone(), volume: volume.clone(), boot: boot.clone(), ..CallName::default() };
+    link.client(0).withdraw(name).await.unwrap();
+    let owed = Owed { call, volume, consumer, boot, ..Owed::default() };
+    link.client(0).detached(owed).await.unwrap();
 }
 
 /// Kills csid, and starts it again. It joins once more, and compares.
@@ -105,6 +128,71 @@ fn killed_host_ends_a_late_claim_all_the_same() {
         }
         count("kills", edges.len());
         let client = w.client().await;
+        w.nothing_left(&client).await;
+    });
+}
+
+/// csid has given a call up, and mounts the volume by the next one, which finds the claim of the first.
+#[test]
+fn late_words_do_not_end_the_claim_of_a_mount() {
+    world(async |w| {
+        let site = one_server(&["data", "used"]).await;
+        let (client, link) = n1(w, &site).await;
+        let journal = calls_of(&client, &link, "used").await;
+        let late = format!("{journal}.{:016x}.late", 1);
+        write_by(&site, &link, "data", "web", &late).await;
+        mount_registered(&client, "data", "web").await.unwrap();
+        let call = call_at_servers(&link, "data").await;
+        assert!(call.starts_with(&format!("{journal}.")) && call != late, "{call}");
+        let before = claims_at_servers(&site, "data").await;
+        say_late(&site, &link, "data", &late).await;
+        write_by(&site, &link, "data", "web", &late).await;
+        say_late(&site, &link, "data", &late).await;
+        assert_eq!(claims_at_servers(&site, "data").await, before);
+
+        // The claim that csid has in its journal is the one at the servers.
+        restart(w).await;
+        let client = w.client().await;
+        tokio::time::sleep(std::time::Duration::from_secs(6)).await;
+        assert_eq!(claims_at_servers(&site, "data").await, before, "csid took it for another's");
+        for volume in ["data", "used"] {
+            unmount(&client, volume, "web").await.unwrap();
+            servers_have(&site, volume, &[]).await;
+        }
+        w.nothing_left(&client).await;
+    });
+}
+
+/// An operator ends a claim while the host is off. So the host's next boot makes another one.
+#[test]
+fn claim_made_in_another_boot_has_a_name_of_it() {
+    world(async |w| {
+        let site = one_server(&["data"]).await;
+        let (client, link) = n1(w, &site).await;
+        let before = calls_of(&client, &link, "data").await;
+        let old = call_at_servers(&link, "data").await;
+        w.reboot().await;
+        let by_force = ReleaseAsk {
+            volume: "data".into(),
+            node: "n1".into(),
+            consumer: "web".into(),
+            force: true,
+            ..ReleaseAsk::default()
+        };
+        site.operator(0, "all").release(by_force).await.unwrap();
+        servers_have(&site, "data", &[]).await;
+        let client = w.start().await;
+        healthy(&client, "p").await;
+        eventually("the mount is there again", async || {
+            row(&client, "data", "web").await.is_some_and(|row| row.state == "mounted")
+        })
+        .await;
+        let call = call_at_servers(&link, "data").await;
+        assert!(!call.starts_with(&format!("{before}.")), "{call} has the name of the earlier boot");
+        say_late(&site, &link, "data", &old).await;
+        servers_have(&site, "data", &["n1/web"]).await;
+        unmount(&client, "data", "web").await.unwrap();
+        servers_have(&site, "data", &[]).await;
         w.nothing_left(&client).await;
     });
 }

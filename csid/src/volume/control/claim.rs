@@ -93,7 +93,6 @@ impl<S: Site> Engine<'_, S> {
         let wanted = Claim {
             secrets_given: self.site.operation().secrets.is_some(),
             since_usec: now_usec(),
-            call: self.records.servers.as_ref().map(|servers| servers.name_call()).unwrap_or_default(),
             ..wanted.clone()
         };
         let consumer = wanted.consumer.clone();
@@ -347,6 +346,11 @@ impl<S: Site> Engine<'_, S> {
             let mut after =
                 Record { claims: stepped.claims, attachments: stepped.attachments, ..record.clone() };
             enter(&mut after, &event, &next, &facts, self.site.operation().secrets.is_some());
+            if let ClaimNext::Run(effect) = &next
+                && effect.action == ClaimAction::ServerClaim
+            {
+                self.name_call(&mut after, &effect.consumer);
+            }
             if after.claims.is_empty() && after.registration.as_ref().is_some_and(is_of_servers) {
                 // The servers keep the registration. This node has nothing of the volume any more.
                 after.registration = None;
@@ -386,6 +390,17 @@ impl<S: Site> Engine<'_, S> {
                 }
                 Err(error) => return Err(error.into()),
             }
+        }
+    }
+
+    /// Names the call that asks the servers for a claim. A call keeps its name within a boot. In a later boot its name would have no place
+    /// among those of that boot.
+    fn name_call(&self, record: &mut Record, consumer: &str) {
+        if let Some(servers) = &self.records.servers
+            && let Some(claim) = record.claims.get_mut(consumer)
+            && !servers.is_of_boot(&claim.call)
+        {
+            claim.call = servers.name_call();
         }
     }
 

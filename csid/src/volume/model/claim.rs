@@ -13,6 +13,8 @@
 //!   all while another live claim is on the node.
 //! * In a cluster each claim has a leg of its own, its grant. A server grants the claim before anything else is done for it, and
 //!   learns of its end after everything else. Attachments are then the servers' business.
+//! * A server gives a claim of the same journal and boot the name of the latest call that asks for it. So the words of an earlier
+//!   call end nothing that a later call has.
 //! * `Making` and `Removing` are written before the call. An unknown outcome is `Removing`, and only an acknowledged
 //!   ControllerUnpublish ends that (rule 25).
 
@@ -22,6 +24,7 @@ use crate::store::claim_set::ClaimSet;
 use crate::store::registry::{Attachment, Blocked, Bound, Capability, Claim, ClaimMode, ClaimState, Grant};
 use crate::store::rows::{AccessMode, Leg};
 use crate::volume::model::admission::OF_UID;
+use crate::volume::model::call_name::is_later;
 
 /// State that decides what may happen to a volume's claims.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -150,7 +153,8 @@ pub fn reader_only(mode: AccessMode) -> bool {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClaimEvent {
-    /// A consumer claims the volume. The claim is `Pending`, and nothing was done for it yet.
+    /// A consumer claims the volume. The claim is `Pending`, and nothing was done for it yet. At a server a later call of the same node
+    /// takes a present claim over.
     Claim(Claim),
     /// The claim is released by its consumer, or because it could not be satisfied.
     Release { consumer: String },
@@ -374,8 +378,14 @@ pub fn step(volume: &Claims, event: ClaimEvent) -> Result<(Claims, ClaimNext), C
         ClaimEvent::Claim(wanted) => {
             admit(&volume, &wanted)?;
             let (consumer, by_mount) = (wanted.consumer.clone(), wanted.by_mount);
-            if volume.claim(&consumer).is_none() {
-                volume.claims.insert(wanted);
+            match volume.claim(&consumer) {
+                None => volume.claims.insert(wanted),
+                Some(present) if volume.node.is_some() && is_later(&wanted.call, &present.call) => {
+                    // The node has given the earlier call up. Messages of that call may come late, and must not end the claim.
+                    let present = volume.claim_mut(&consumer)?;
+                    (present.id, present.call) = (wanted.id, wanted.call);
+                }
+                Some(_) => {}
             }
             let next = advance(&mut volume, &consumer);
             if next == ClaimNext::Taken {

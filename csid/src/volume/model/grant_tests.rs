@@ -7,6 +7,7 @@ use proptest::prelude::*;
 
 use super::tests::{claim, holding, volume};
 use super::*;
+use crate::volume::model::call_name::name_call;
 use AccessMode::MultiNodeMultiWriter;
 use ClaimMode::Write;
 
@@ -54,6 +55,33 @@ fn server_grants_first_and_hears_the_end_last() {
     assert_eq!((next, leg(&rests)), (ClaimNext::Rest, Some(Leg::Removing)));
     let (free, next) = step(&rests, ended(effect, ClaimOutcome::Done)).unwrap();
     assert_eq!((next, free.claims.len()), (ClaimNext::Free, 0));
+}
+
+#[test]
+fn later_call_has_the_claim_at_a_server() {
+    let by = |place| {
+        let call = name_call("node/here/boot", place, "r");
+        Claim { call, id: format!("id {place}"), ..wanted("a") }
+    };
+    for (node, later) in [(Some("here".to_owned()), 2), (None, 1)] {
+        // csid's own row keeps the name that the servers know.
+        let empty = Claims { node, ..volume(false) };
+        let (mut held, _) = step(&empty, ClaimEvent::Claim(by(1))).unwrap();
+        for place in [2, 1, 0] {
+            let next;
+            (held, next) = step(&held, ClaimEvent::Claim(by(place))).unwrap();
+            assert_eq!(
+                (next, held.claims.len(), name_of(&held.claims[0])),
+                (ClaimNext::Taken, 1, name_of(&by(later)))
+            );
+        }
+        let released = Claims { claims: ClaimSet::from_iter([Claim { releasing: true, ..by(1) }]), ..held };
+        assert_eq!(step(&released, ClaimEvent::Claim(by(2))), Err(ClaimRefusal::Releasing));
+    }
+}
+
+fn name_of(claim: &Claim) -> (String, String) {
+    (claim.call.clone(), claim.id.clone())
 }
 
 /// The servers attach. This host's csid calls no controller, also after it has left the cluster.

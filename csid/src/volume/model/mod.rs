@@ -3,6 +3,7 @@
 
 pub mod admission;
 pub mod adopt;
+pub mod call_name;
 pub mod claim;
 pub mod observed;
 pub mod paths;

@@ -30,8 +30,6 @@ struct Bounds {
     boots: [u8; 2],
     /// Whether an operator asks for releases.
     releases: bool,
-    /// Whether a server refuses a call for which the node has the claim of another call. csid-server does not: decision 0019.
-    is_own_call: bool,
 }
 
 /// A fault of the rules' user that the walk has to see.
@@ -46,6 +44,12 @@ enum Broken {
     Stale,
     /// A node does not look for claims that were taken too late.
     NoComparison,
+    /// A claim keeps the name of the call that has made it.
+    FirstName,
+    /// A claim gets the name of each call that asks for it, of an earlier one, too.
+    LastName,
+    /// A node asks again after a boot by the name of the earlier boot.
+    OldName,
 }
 
 /// A hasher that is fast without optimisation.
@@ -174,7 +178,11 @@ fn hold(bounds: Bounds) {
     assert!(found.states > 1000, "the walk is too short: {found}");
 }
 
-const ONE_CALL: Bounds = Bounds { calls: [1, 1], boots: [1, 1], releases: true, is_own_call: false };
+const ONE_CALL: Bounds = Bounds { calls: [1, 1], boots: [1, 1], releases: true };
+
+/// The other node asks once, so that it may have the volume in between.
+const TWO_CALLS: Bounds = Bounds { calls: [2, 1], releases: false, ..ONE_CALL };
+const TWO_CALLS_AND_A_REBOOT: Bounds = Bounds { calls: [2, 0], boots: [2, 1], ..TWO_CALLS };
 
 #[test]
 fn rules_hold_in_all_orders_of_a_call_of_each_node() {
@@ -188,15 +196,28 @@ fn rules_hold_in_all_orders_of_a_reboot() {
 
 #[test]
 fn rules_hold_in_all_orders_of_two_calls() {
-    hold(Bounds { calls: [2, 1], releases: false, is_own_call: true, ..ONE_CALL });
+    hold(TWO_CALLS);
 }
 
 #[test]
-fn joined_claim_of_an_earlier_call_can_be_lost() {
-    // csid-server as it is: decision 0019 says when this happens.
-    let found = walk(Broken::No, Bounds { calls: [2, 1], releases: false, ..ONE_CALL });
-    println!("{found}: {}", found.wrong().lines().last().unwrap_or_default());
-    assert!(found.wrong().contains("detached before Detached"), "{found}: {}", found.wrong());
+fn rules_hold_in_all_orders_of_two_calls_and_a_reboot() {
+    hold(TWO_CALLS_AND_A_REBOOT);
+}
+
+/// A node's late words for its first call end the claim that its second call has.
+#[test]
+fn claim_of_a_call_is_lost_without_the_last_name() {
+    let breaks = [
+        (Broken::FirstName, TWO_CALLS),
+        (Broken::LastName, TWO_CALLS),
+        (Broken::OldName, TWO_CALLS_AND_A_REBOOT),
+    ];
+    for (broken, bounds) in breaks {
+        let found = walk(broken, bounds);
+        println!("{broken:?}: {found}");
+        let wrong = found.wrong();
+        assert!(wrong.contains("detached before Detached"), "{broken:?}: {found}: {wrong}");
+    }
 }
 
 /// Each fault of the rules' user is found.

@@ -4,6 +4,7 @@ use super::super::tests::{claim, volume};
 use super::super::*;
 use crate::store::registry::ClaimMode;
 use crate::store::rows::AccessMode;
+use crate::volume::model::call_name::name_call;
 
 pub(super) const NODES: [&str; 2] = ["n0", "n1"];
 pub(super) const STATES: [ClaimState; 4] =
@@ -11,8 +12,9 @@ pub(super) const STATES: [ClaimState; 4] =
 pub(super) const LEGS: [Leg; 4] = [Leg::Absent, Leg::Making, Leg::Present, Leg::Removing];
 /// Calls that a host may still get.
 pub(super) const SENT: usize = 2;
-/// The most calls of a node.
-pub(super) const CALLS: u8 = 4;
+/// The calls of a boot that have names, and those of a node: it has two boots at most.
+const OF_BOOT: u8 = 2;
+pub(super) const CALLS: u8 = 2 * OF_BOOT;
 /// The place of a server that is gone.
 pub(super) const NONE: u8 = 2;
 
@@ -96,23 +98,30 @@ impl Small {
 
     pub(super) fn of(claims: &Claims) -> Small {
         let mut small = Small::default();
-        for (node, name) in NODES.iter().enumerate() {
-            small.claims[node] = claims.claims.get_at("a", name).map(|claim| Held {
+        for (node, node_name) in NODES.iter().enumerate() {
+            small.claims[node] = claims.claims.get_at("a", node_name).map(|claim| Held {
                 state: STATES.iter().position(|state| *state == claim.state).unwrap() as u8,
                 releasing: claim.releasing,
                 kept: claim.kept,
                 blocked: claim.blocked.is_some(),
-                call: claim.call.parse().unwrap(),
+                call: (0..CALLS).find(|call| claim.call == name(node, *call)).unwrap(),
             });
-            small.at[node] = claims.attachments.iter().find(|at| at.node == *name).map(At::of);
+            small.at[node] = claims.attachments.iter().find(|at| at.node == *node_name).map(At::of);
         }
         small
     }
 }
 
+/// Returns the name of a node's call. Each boot has names of its own.
+fn name(node: usize, call: u8) -> String {
+    name_call(&format!("node/{}/{}", NODES[node], call / OF_BOOT), u64::from(call % OF_BOOT), "r")
+}
+
 pub(super) fn wanted(node: usize, call: u8) -> Claim {
-    let call = call.to_string();
-    Claim { call, ..claim("a", NODES[node], ClaimMode::Write, AccessMode::SingleNodeWriter) }
+    Claim {
+        call: name(node, call),
+        ..claim("a", NODES[node], ClaimMode::Write, AccessMode::SingleNodeWriter)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -217,6 +226,8 @@ pub(super) struct Node {
     /// The boot that has joined.
     pub(super) joined: u8,
     pub(super) is_fenced: bool,
+    /// How often it has wanted the volume.
+    pub(super) wishes: u8,
     /// The number of the next call, and the first one of this boot.
     pub(super) next: u8,
     pub(super) first: u8,
@@ -255,6 +266,7 @@ impl State {
             boot: 0,
             joined: 0,
             is_fenced: false,
+            wishes: 0,
             next: 0,
             first: 0,
             row: 0,
@@ -296,8 +308,9 @@ impl State {
     /// Makes a write.
     pub(super) fn commit(&mut self, write: &Write) {
         let before = std::mem::replace(&mut self.record, write.after);
+        let call = |record: &Small, node: usize| record.claims[node].map(|held| held.call);
         for node in 0..2 {
-            if before.claims[node].is_some() != self.record.claims[node].is_some() {
+            if call(&before, node) != call(&self.record, node) {
                 // No message names the claim that is there now.
                 self.nodes[node].forget_claim();
             }
@@ -369,6 +382,18 @@ impl Node {
         let named = self.detached & 0b1010_1010;
         self.detached = (self.detached & 0b0101_0101) | (named >> 1);
         self.granted = [self.granted[0] || self.granted[1], false];
+    }
+
+    /// Begins the next boot.
+    pub(super) fn boot(&mut self) {
+        (self.is_off, self.boot) = (true, self.boot + 1);
+        (self.first, self.next) = (self.boot * OF_BOOT, self.boot * OF_BOOT);
+        (self.granted, self.accepted) = ([false; 2], false);
+    }
+
+    /// Names the call in the journal.
+    pub(super) fn name_call(&mut self) {
+        (self.row, self.next) = (self.next, self.next + 1);
     }
 
     /// Answers a call of Claim, if the node still waits for it.

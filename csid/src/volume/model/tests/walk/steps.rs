@@ -156,8 +156,12 @@ impl Walk {
             let mut off = |site| {
                 to("a node is switched off", true, &|next, at| {
                     let node = &mut next.nodes[at];
-                    (node.is_off, node.boot, node.first) = (true, node.boot + 1, node.next);
-                    (node.site, node.granted, node.accepted) = (site, [false; 2], false);
+                    node.boot();
+                    node.site = site;
+                    // It asks again by a name of this boot.
+                    if site == Site::Asks && self.broken != Broken::OldName {
+                        node.name_call();
+                    }
                 });
             };
             match node.site {
@@ -169,10 +173,11 @@ impl Walk {
         }
         match node.site {
             Site::Idle => {
-                if node.next < self.bounds.calls[at] {
+                if node.wishes < self.bounds.calls[at] {
                     to("a node asks", false, &|next, at| {
                         let node = &mut next.nodes[at];
-                        (node.row, node.is_same, node.next) = (node.next, false, node.next + 1);
+                        (node.wishes, node.is_same) = (node.wishes + 1, false);
+                        node.name_call();
                         node.ask();
                     });
                 }
@@ -295,12 +300,17 @@ impl Walk {
             next
         };
         for call in (0..CALLS).filter(|call| node.asked & (1 << call) != 0 && !node.is_fenced) {
-            if self.bounds.is_own_call && present.is_some_and(|held| held.call != call) {
-                continue;
-            }
             let is_chance = node.site != Site::Asks || node.row != call || node.is_off;
             let mut to = |name, next| all.push(Step { name, is_chance, next: Ok(next) });
-            match self.step(&from.record, at, node.joined, Event::Claim(call)) {
+            let mut stepped = self.step(&from.record, at, node.joined, Event::Claim(call));
+            if let (Some((after, _)), Some(present)) = (&mut stepped, present) {
+                after.claims[at].iter_mut().for_each(|held| match self.broken {
+                    Broken::FirstName => held.call = present.call,
+                    Broken::LastName => held.call = call,
+                    _ => {}
+                });
+            }
+            match stepped {
                 Some((after, Next::Taken)) if after == from.record => {
                     let mut next = *from;
                     next.nodes[at].answer_claim(call);
@@ -354,8 +364,9 @@ impl Walk {
                 all.push(Step { name, is_chance, next: Ok(next) });
             }
         };
-        // The node is off, or the claim is of an earlier boot and nobody uses it.
-        if node.is_off || (node.site == Site::Idle && held.call < node.first) {
+        // The node is off, or the claim is of an earlier boot and nobody uses it, or will ask for it: an operator's word stands for the node's.
+        let is_unused = node.site == Site::Idle && node.wishes == self.bounds.calls[at];
+        if node.is_off || (is_unused && held.call < node.first) {
             let has_attachment = from.record.at[at].is_some();
             let event = if has_attachment { Event::Detached } else { Event::Forget };
             to("an operator ends a claim", false, event);
@@ -464,7 +475,7 @@ impl Walk {
     pub(super) fn is_at_rest(&self, state: &State) -> bool {
         let is_done = |at: usize| {
             let node = &state.nodes[at];
-            node.site == Site::Idle && node.next == self.bounds.calls[at] && !node.is_off
+            node.site == Site::Idle && node.wishes == self.bounds.calls[at] && !node.is_off
         };
         state.record == Small::default()
             && state.driver.is_none()
