@@ -1,6 +1,5 @@
 //! The calls to the server of the session.
 
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use csi_proto::cluster::v1::cluster_client::ClusterClient;
@@ -162,7 +161,7 @@ impl Servers for Node {
 
     fn fence(&self) -> Option<Error> {
         let fenced = || unavailable(format!("this node is fenced, and mounts nothing: {}", self.status()));
-        self.fenced.load(Ordering::Acquire).then(fenced)
+        self.fence.number().map(|_| fenced())
     }
 
     fn name_call(&self) -> String {

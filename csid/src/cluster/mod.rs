@@ -8,6 +8,7 @@ mod calls;
 mod controller;
 mod expansions;
 mod failure;
+mod fence;
 mod link;
 mod node;
 mod orders;

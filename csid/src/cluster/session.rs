@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, HashSet};
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use csi_proto::cluster::v1::{
@@ -110,10 +109,7 @@ impl Node {
                     }
                     End::Refused { reason, message } => {
                         refused = true;
-                        if reason == FENCED {
-                            self.fenced.store(true, Ordering::Release);
-                            fenced = true;
-                        }
+                        fenced |= reason == FENCED;
                         self.become_state(SessionState::Refused { reason, message });
                     }
                 }
@@ -153,15 +149,16 @@ impl Node {
     /// Opens a session with a server.
     async fn join(&self, server: &str, volumes: &Volumes, plugins: &Plugins) -> Result<Session, End> {
         // Nothing is claimed while this is set.
-        let clean = match self.fenced.load(Ordering::Acquire) {
-            true if volumes
-                .has_nothing_of_servers()
-                .await
-                .map_err(|error| End::Lost(error.to_string()))? =>
+        let clean = match self.fence.number() {
+            Some(number)
+                if volumes
+                    .has_nothing_of_servers()
+                    .await
+                    .map_err(|error| End::Lost(error.to_string()))? =>
             {
-                self.fence.load(Ordering::Acquire)
+                number
             }
-            true | false => 0,
+            Some(_) | None => 0,
         };
         let lost = |text: &str| End::Lost(text.to_owned());
         let mut client = link::open(&self.link.join(server));
@@ -182,7 +179,9 @@ impl Node {
         let Welcome { generation, mode, node, revision, .. } = match first.and_then(|first| first.is) {
             Some(to_node::Is::Welcome(welcome)) => welcome,
             Some(to_node::Is::Refused(refused)) => {
-                self.fence.store(refused.fence, Ordering::Release);
+                if refused.reason == FENCED {
+                    self.fence.begin(refused.fence, &self.boot, volumes).await;
+                }
                 let [reason, message] =
                     [refused.reason, refused.message].map(|text| presentable(&text, TEXT));
                 return Err(End::Refused { reason, message });
@@ -197,7 +196,7 @@ impl Node {
             );
             return Err(End::Refused { reason: "another-name".to_owned(), message });
         }
-        self.fenced.store(false, Ordering::Release);
+        self.fence.end(volumes).await;
         self.has_seen(generation, 0);
         self.orders.begin(generation, revision);
         let mut session = Session { to_server, from_server, reported: BTreeMap::new() };

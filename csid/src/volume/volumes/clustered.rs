@@ -13,8 +13,8 @@ use crate::store::registry::{
     Capability, Claim, ClaimFilter, ClaimState, Expansion, ListedClaim, MadeSnapshot, Record, RecordFilter,
     Standing, VolumeName,
 };
-use crate::store::rows::{MountKey, Phase};
-use crate::store::{Durability, MountFilter};
+use crate::store::rows::{JournaledFence, MountKey, Phase};
+use crate::store::{Change, Durability, MountFilter};
 use crate::volume::api::requests::{
     Authority, CreateRequest, Force, Part, ReleaseRequest, UnmountRequest, Unmounting, VolumeRequest, Wait,
 };
@@ -135,6 +135,12 @@ impl Volumes {
             .0
             .iter()
             .all(|listed| listed.claim.state == ClaimState::ControllerDetached))
+    }
+
+    /// Keeps in the journal that the servers have fenced this node. `None`: they have not.
+    pub async fn keep_fence(&self, fence: Option<JournaledFence>) -> Result<()> {
+        let change = fence.map_or(Change::DeleteFence, Change::PutFence);
+        Ok(self.shared.store.commit(vec![change], Durability::Disk).await?)
     }
 
     /// Unmounts the servers' volumes, and releases their claims. A mount that is in use stays, and so does its claim. A mount whose server is
