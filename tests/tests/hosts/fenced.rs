@@ -241,3 +241,23 @@ fn fence_is_in_the_journal_before_it_is_shown() {
         });
     }
 }
+
+/// The row says mounted, and its claim was granted before the fence.
+#[test]
+fn fenced_host_repairs_no_mount() {
+    world(async |w| {
+        let site = one_server(&["data"]).await;
+        let (client, _link) = n1(w, &site).await;
+        let mounted = mount_registered(&client, "data", "web").await.unwrap();
+        fence(&site, "n1").await;
+        fenced(w).await;
+        rustix::mount::unmount(mounted.source.as_str(), rustix::mount::UnmountFlags::empty()).unwrap();
+        let (kind, error) = refusal(mount_registered(&client, "data", "web").await);
+        assert_eq!((kind, error.message.contains("fenced")), (Kind::Unavailable, true), "{}", error.message);
+        let mounts = kernel::mounts().unwrap();
+        assert!(mounts.iter().all(|mount| mount.point.as_os_str() != mounted.source.as_str()));
+        unmount(&client, "data", "web").await.expect("an unmount needs no server");
+        joined(w).await;
+        w.nothing_left(&client).await;
+    });
+}

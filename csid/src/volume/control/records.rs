@@ -52,6 +52,14 @@ impl Records {
         Records { registry, plugins, config, node, declarations, servers, boot, counting }
     }
 
+    /// Refuses a claim or a mount that the cluster does not want here. What a fenced node has claimed may be another node's.
+    pub(in crate::volume) fn refuse_here(&self) -> Result<()> {
+        match self.servers.as_ref().and_then(|servers| servers.fence()) {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+
     pub(in crate::volume) fn boot(&self) -> String {
         self.boot.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

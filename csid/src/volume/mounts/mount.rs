@@ -49,6 +49,11 @@ impl Executor<'_> {
                     }
                     let mut sights = match self.shared.sight_of(&row, &look).await {
                         Observed::There if row.phase == Phase::Mounted => return self.answer(key),
+                        // A mount that others have removed would be made again, by a claim of before.
+                        _ if row.spec.registered => {
+                            self.shared.records.refuse_here()?;
+                            self.shared.sights(&self.rows.volume().mounts).await
+                        }
                         _ => self.shared.sights(&self.rows.volume().mounts).await,
                     };
                     if !self.heals {
