@@ -164,6 +164,11 @@ impl Servers for Node {
         self.fence.number().map(|_| fenced())
     }
 
+    fn drain(&self) -> Option<Error> {
+        let text = || format!("node {} drains, and takes no claim and no mount", self.name);
+        (self.drain_number() != 0).then(|| Error::new(Kind::Busy, text()))
+    }
+
     fn name_call(&self) -> String {
         format!("{}.{}", self.calls, random::name())
     }

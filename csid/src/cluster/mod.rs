@@ -6,6 +6,7 @@
 mod answers;
 mod calls;
 mod controller;
+mod drain;
 mod expansions;
 mod failure;
 mod fence;

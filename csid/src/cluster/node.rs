@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use csi_proto::cluster::v1::Hello;
 use csi_proto::cluster::v1::cluster_client::ClusterClient;
+use csi_proto::cluster::v1::{Drained, Hello};
 use sha2::{Digest, Sha256};
 use tokio::sync::{Notify, watch};
 use tonic::transport::Channel;
@@ -78,6 +78,10 @@ pub struct Node {
     pub(super) owed: watch::Sender<Owed>,
     /// The servers' last word about a fence of this node. The journal has it.
     pub(super) fence: FenceMemory,
+    /// The number of this node's drain, as a server has said last. 0: it does not drain.
+    pub(super) drain: watch::Sender<u64>,
+    /// What the last try of the drain has left. `None`: the node does not drain, or the first try goes on.
+    pub(super) drained: watch::Sender<Option<Drained>>,
     /// The greatest generation and revision of the cluster that this csid has seen.
     generation: AtomicU64,
     revision: AtomicU64,
@@ -123,6 +127,8 @@ impl Node {
             since_usec: AtomicU64::new(now_usec()),
             owed: watch::Sender::default(),
             fence: FenceMemory::of(fence, boot),
+            drain: watch::Sender::new(0),
+            drained: watch::Sender::default(),
             generation: AtomicU64::new(0),
             revision: AtomicU64::new(0),
             own: Notify::new(),
@@ -167,7 +173,8 @@ impl Node {
             SessionState::Refused { reason, message } => format!("refused as {reason} ({message})"),
             SessionState::Joined(Joined { server, .. }) => format!("joined at {server}"),
         };
-        format!("cluster {}: {state}", self.cluster)
+        let drains = if self.drain_number() == 0 { "" } else { ", drains" };
+        format!("cluster {}: {state}{drains}", self.cluster)
     }
 
     pub fn subscribe(&self) -> watch::Receiver<SessionState> {

@@ -354,7 +354,8 @@ impl Daemon {
                 if let Some(node) = node {
                     tokio::join!(
                         Arc::clone(&node).run(watched.clone(), plugins.clone()),
-                        node.count_owed(watched.clone())
+                        node.count_owed(watched.clone()),
+                        node.run_drain(watched.clone())
                     );
                 }
             };

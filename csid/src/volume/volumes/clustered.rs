@@ -186,7 +186,7 @@ impl Volumes {
     }
 
     /// Returns this node's claims in the journal, and the index at which they were.
-    async fn own_claims(&self) -> Result<(Vec<ListedClaim>, u64)> {
+    pub(in crate::volume) async fn own_claims(&self) -> Result<(Vec<ListedClaim>, u64)> {
         let filter = ClaimFilter { node: Some(self.shared.records.node.clone()), ..ClaimFilter::default() };
         Ok(self.shared.records.registry.claims(filter).await?)
     }
