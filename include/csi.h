@@ -732,7 +732,7 @@ uint32_t csi_version(void);
  * - CSI_E_EXISTS: the consumer has claimed the volume with other options.
  * - CSI_E_CLAIM_CONFLICT: other claims are in the way, the node has no room for another volume of the plugin,
  *   or cannot reach this one.
- * - CSI_E_BUSY: the volume is being created or deleted.
+ * - CSI_E_BUSY: the volume is being created or deleted; or, in a cluster, this host drains.
  * - CSI_E_UNSUPPORTED: the end of the unit of bind cannot be watched.
  * - CSI_E_DENIED: also for another user's claim, or another node.
  *
@@ -1203,7 +1203,8 @@ csi_code csi_get_manager(struct csi_client *client,
  * - CSI_E_EXISTS: the consumer has the mount with other options, or the inline volume is registered.
  * - CSI_E_CLAIM_CONFLICT: other claims or mounts are in the way, the node has no room for another volume of
  *   the plugin (csid waits for both until wait_usec has passed), or cannot reach this one.
- * - CSI_E_BUSY: the volume is being created or deleted, or something else is mounted in the way.
+ * - CSI_E_BUSY: the volume is being created or deleted, or something else is mounted in the way; or, in a
+ *   cluster, this host drains.
  * - CSI_E_DENIED: also for an option that only root may use, or another user's mount or claim.
  * - CSI_E_CANCELLED: also if csi_unmount_volume ends it.
  *

@@ -239,7 +239,8 @@ impl Client {
     /// Those of every call and of every plugin call: see the [crate's errors](crate#errors). Also
     /// [`Kind::NotFound`] if the volume is not registered and not given inline, or the plugin is unknown;
     /// [`Kind::AlreadyExists`] if the consumer has the mount with other options; [`Kind::ClaimConflict`] if
-    /// others' claims or mounts are in the way; [`Kind::Busy`] if the volume is being created or deleted.
+    /// others' claims or mounts are in the way; [`Kind::Busy`] if the volume is being created or deleted or, in a cluster, the host
+    /// drains.
     pub async fn mount(
         &self,
         namespace: &str,
@@ -559,7 +560,7 @@ impl Client {
     /// Those of every call and of every plugin call: see the [crate's errors](crate#errors). Also
     /// [`Kind::NotFound`] if the volume is not registered; [`Kind::AlreadyExists`] if the consumer has claimed
     /// it with other options; [`Kind::ClaimConflict`] if others' claims are in the way; [`Kind::Busy`] if the
-    /// volume is being created or deleted.
+    /// volume is being created or deleted or, in a cluster, the host drains.
     pub async fn claim(
         &self,
         namespace: &str,

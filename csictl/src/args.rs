@@ -11,7 +11,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand, error::ErrorKind};
 use clap_complete::Shell;
 use csid_client::{AccessMode, Propagation, Restore, Target};
 
-pub use cluster::{Accept, Block, Cluster, Fence, Join, Node, Server};
+pub use cluster::{Accept, Block, Cluster, DrainNode, Fence, Join, Node, Server};
 pub use common::{Deadline, Name, Pair, Wait, span};
 pub use plugin::{
     Capacity, DeleteSnapshot, Drain, Exec, Logs, Plugin, PluginWait, Register, Snapshots, Top, Upgrade,

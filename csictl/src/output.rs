@@ -15,8 +15,8 @@ use csid_client::{Cluster, Event, Manager, MountRow, OperationRow, PluginRow, Re
 use serde_json::{Map, Value, json};
 
 pub use cluster::{
-    cluster_line, cluster_status, expansion, expansion_json, finding_json, findings, node, node_json, nodes,
-    notes_of_servers, queue, queue_json, servers, servers_json,
+    cluster_line, cluster_status, drain_note, expansion, expansion_json, finding_json, findings, is_drained,
+    node, node_json, nodes, notes_of_servers, queue, queue_json, servers, servers_json,
 };
 pub use plugin::{Consumer, drained, external_volumes, plugin, plugins, snapshots};
 pub use stats::{Used, plugin_stats, top};

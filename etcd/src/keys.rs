@@ -36,6 +36,8 @@ pub enum RowKey {
         node: String,
         plugin: String,
     },
+    /// What a node that drains has left.
+    Report(String),
 }
 
 /// Rows that are read together.
@@ -111,6 +113,7 @@ impl Keys {
             RowKey::Plugin(plugin) => format!("plugin/{}", segment(plugin)),
             RowKey::Session { node, server } => format!("session/{}/{}", segment(node), segment(server)),
             RowKey::Used { node, plugin } => format!("used/{}/{}", segment(node), segment(plugin)),
+            RowKey::Report(node) => format!("report/{}", segment(node)),
         };
         format!("{}{below}", self.root).into_bytes()
     }
@@ -146,6 +149,7 @@ impl Keys {
             ("server", Some(id), None) => Some(RowKey::Server(text(id)?)),
             ("node", Some(node), None) => Some(RowKey::Node(text(node)?)),
             ("plugin", Some(plugin), None) => Some(RowKey::Plugin(text(plugin)?)),
+            ("report", Some(node), None) => Some(RowKey::Report(text(node)?)),
             ("session", Some(node), Some(server)) => {
                 Some(RowKey::Session { node: text(node)?, server: text(server)? })
             }
@@ -302,6 +306,7 @@ mod tests {
             RowKey::Server(server.clone()),
             RowKey::Node(node.clone()),
             RowKey::Session { node: node.clone(), server },
+            RowKey::Report(node.clone()),
         ] {
             assert_eq!(keys.read_row(&keys.row(&row)), Some(row));
         }

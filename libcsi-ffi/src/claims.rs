@@ -58,7 +58,7 @@ unsafe impl Extensible for csi_claim_options {}
 /// - CSI_E_EXISTS: the consumer has claimed the volume with other options.
 /// - CSI_E_CLAIM_CONFLICT: other claims are in the way, the node has no room for another volume of the plugin,
 ///   or cannot reach this one.
-/// - CSI_E_BUSY: the volume is being created or deleted.
+/// - CSI_E_BUSY: the volume is being created or deleted; or, in a cluster, this host drains.
 /// - CSI_E_UNSUPPORTED: the end of the unit of bind cannot be watched.
 /// - CSI_E_DENIED: also for another user's claim, or another node.
 ///

@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use crate::cluster::Cluster;
 use crate::failure::Result;
 use crate::nodes::SERVERS;
-use crate::rows::{MetaRow, NodeRow, PluginRow, ServerRow, SessionRow, UsedRow};
+use crate::rows::{DrainedRow, MetaRow, NodeRow, PluginRow, ServerRow, SessionRow, UsedRow};
 
 /// The most findings of an audit.
 pub const FINDINGS: usize = 10_000;
@@ -90,6 +90,13 @@ impl Seen {
                     );
                 }
                 is::<SessionRow>(value)
+            }
+            RowKey::Report(node) => {
+                if !self.nodes.contains(&node) {
+                    let text = format!("node {node} has reported what its drain leaves, and has no row");
+                    self.find("report-without-node", name, text);
+                }
+                is::<DrainedRow>(value)
             }
             RowKey::Plugin(plugin) => match serde_json::from_slice::<PluginRow>(value) {
                 Ok(row) => {

@@ -367,7 +367,7 @@ impl Cluster {
             RowKey::Used { node, plugin } => {
                 self.known().used.remove(&(node.clone(), plugin.clone()));
             }
-            RowKey::Server(_) | RowKey::Session { .. } => {}
+            RowKey::Server(_) | RowKey::Session { .. } | RowKey::Report(_) => {}
         }
     }
 }

@@ -132,6 +132,7 @@ impl Cluster {
             state => state,
         };
         let row = NodeRow { boot: hello.boot.clone(), state, ..row };
+        let drain = row.drain();
         let session = SessionRow { since_usec: now_usec(), boot: hello.boot.clone() };
         let (of_node, of_session) = (
             RowKey::Node(node.to_owned()),
@@ -165,6 +166,7 @@ impl Cluster {
             server: joining.here.id.clone(),
             node: node.to_owned(),
             revision,
+            drain,
         };
         Ok(Some(Joined::Welcome(Box::new(welcome), joining)))
     }

@@ -7,7 +7,7 @@
 //! creations, expansions and deletions, `provisioning` drives them, and `volume_calls` are their calls. `expansions` has the nodes' parts. `snapshots` are begun
 //! as volumes' changes are. `questions` asks controllers what changes nothing. `queue` has the claims that wait, and `used` counts the volumes of nodes.
 //! `nodes` and `servers` have what operators see of the cluster itself, and change; `fence` ends the claims of a node that is off,
-//! `fence_command` switches it off, and `away` does both after a time. `audit` finds what does not fit
+//! `fence_command` switches it off, and `away` does both after a time. `drain` keeps what a node reports of its drain. `audit` finds what does not fit
 //! in etcd. `join` and `sessions` know the nodes that are there. `presence` is this server in
 //! etcd. `cluster` has what they share. Decisions 0007 and 0009 say what is built.
 //!
@@ -29,6 +29,7 @@ mod claims;
 mod cluster;
 mod config;
 mod controllers;
+mod drain;
 mod drive;
 mod expansions;
 mod failure;

@@ -1,6 +1,6 @@
 //! Nodes as operators see and change them. A change is a transaction on the revision of the node's row.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use csi_proto::cluster::v1::node_change::Change;
 use csi_proto::cluster::v1::{
@@ -70,7 +70,8 @@ impl Cluster {
             let sessions = list.sessions.remove(node).unwrap_or_default();
             let claims = self.while_here(self.count_claims(node)).await?;
             list.after.clone_from(node);
-            nodes.push(shown(node, &row, sessions, claims));
+            let drained = self.while_here(self.drained(node, &row, 0)).await?;
+            nodes.push(Shown { drained, ..shown(node, &row, sessions, claims) });
         }
         Ok((!nodes.is_empty()).then_some(NodePage { nodes }))
     }
@@ -87,7 +88,8 @@ impl Cluster {
                 add_session(&mut sessions, &addresses, &key, &rows::read(&key, &row)?);
             }
             let sessions = sessions.remove(node).unwrap_or_default();
-            Ok(shown(node, &row, sessions, self.count_claims(node).await?))
+            let drained = self.drained(node, &row, usize::MAX).await?;
+            Ok(Shown { drained, ..shown(node, &row, sessions, self.count_claims(node).await?) })
         })
         .await
     }
@@ -149,17 +151,17 @@ impl Cluster {
         Ok(Some(present.value))
     }
 
-    /// Returns the nodes that may have a session now. A node whose row cannot be read is not among them.
-    pub async fn nodes_with_sessions(&self) -> Result<HashSet<String>> {
-        let (mut after, mut may) = (String::new(), HashSet::new());
+    /// Returns the nodes that may have a session now, with the number of each one's drain. A node whose row cannot be read is not among them.
+    pub async fn nodes_with_sessions(&self) -> Result<HashMap<String, u64>> {
+        let (mut after, mut may) = (String::new(), HashMap::new());
         loop {
             let found = self.rows.list(&Rows::Nodes { after: after.clone() }, NODES).await?;
             for (key, row) in &found {
                 let RowKey::Node(node) = key else { continue };
                 after.clone_from(node);
-                let state = rows::read::<NodeRow>(key, row).map(|row| row.value.state);
-                if matches!(state, Ok(NodeState::Ready | NodeState::Draining)) {
-                    may.insert(node.clone());
+                let Ok(Read { value, .. }) = rows::read::<NodeRow>(key, row) else { continue };
+                if matches!(value.state, NodeState::Ready | NodeState::Draining) {
+                    may.insert(node.clone(), value.drain());
                 }
             }
             if found.is_empty() {
@@ -277,14 +279,17 @@ impl Cluster {
         Ok(tried)
     }
 
-    /// Writes a node's row. `None`: removes it.
+    /// Writes a node's row. `None`: removes it, and what the node has reported.
     async fn write_node(&self, node: &str, before: &Read<NodeRow>, after: Option<&NodeRow>) -> Result<Tried> {
         let here = self.presence.here()?;
         let key = RowKey::Node(node.to_owned());
         let value = after.map(|after| rows::write(&key, after)).transpose()?;
-        let write = Write { value, key: key.clone(), lease: 0 };
+        let mut writes = vec![Write { value, key: key.clone(), lease: 0 }];
+        if after.is_none() {
+            writes.push(Write { key: RowKey::Report(node.to_owned()), value: None, lease: 0 });
+        }
         let guards = [node_guard(node, before), here.guard()];
-        let written = self.while_here(async { Ok(self.rows.write(&guards, vec![write]).await?) }).await;
+        let written = self.while_here(async { Ok(self.rows.write(&guards, writes).await?) }).await;
         self.forget(&key);
         match written {
             Ok(Written::Done { .. }) => Ok(Tried::Done),
@@ -358,10 +363,21 @@ fn add_session(
     }
 }
 
-/// Returns a node's row as operators see it.
+/// Returns a node's row as operators see it, without the report of its drain.
 fn shown(node: &str, row: &Read<NodeRow>, sessions: Vec<NodeSession>, claims: u64) -> Shown {
-    let NodeRow { journal_id, machine_id, boot, state, plugins, other, block, fence, node_ids: _, rest: _ } =
-        &row.value;
+    let NodeRow {
+        journal_id,
+        machine_id,
+        boot,
+        state,
+        plugins,
+        other,
+        block,
+        fence,
+        node_ids: _,
+        drains: _,
+        rest: _,
+    } = &row.value;
     let plugins = plugins.iter().map(|(plugin, of)| {
         let attaches = match of.attaches {
             None => Attaches::Unknown,
@@ -403,6 +419,7 @@ fn shown(node: &str, row: &Read<NodeRow>, sessions: Vec<NodeSession>, claims: u6
             number: fence.number,
             boot: fence.boot.clone(),
         }),
+        drained: None,
     }
 }
 
@@ -510,7 +527,10 @@ fn is_as_seen(node: &str, present: &Read<NodeRow>, seen: u64) -> Result<()> {
 /// Returns the row of a node that gets no more claims. `None`: it gets none.
 fn drained(node: &str, present: &NodeRow) -> Result<Option<NodeRow>> {
     match present.state {
-        NodeState::Ready => Ok(Some(NodeRow { state: NodeState::Draining, ..present.clone() })),
+        NodeState::Ready => {
+            let drains = present.drains.saturating_add(1);
+            Ok(Some(NodeRow { state: NodeState::Draining, drains, ..present.clone() }))
+        }
         NodeState::Draining => Ok(None),
         state @ (NodeState::Fenced | NodeState::Blocked) => Err(is_in_state(node, state)),
     }
@@ -599,6 +619,7 @@ fn accepted(node: &str, present: &Read<NodeRow>, accept: &Accept) -> Result<Opti
         node_ids: Default::default(),
         other: None,
         block: None,
+        drains: row.drains,
         fence: row.fence.clone(),
         rest: row.rest.clone(),
     }))
@@ -634,6 +655,17 @@ mod tests {
 
     fn operator() -> Identity {
         Identity { cluster: "prod".into(), role: Role::Operator, name: "a".into() }
+    }
+
+    #[test]
+    fn each_drain_has_another_number() {
+        let again = |row: NodeRow| undrained("n", &row).unwrap().unwrap();
+        let first = drained("n", &row(NodeState::Ready).value).unwrap().unwrap();
+        assert_eq!((first.drain(), drained("n", &first).unwrap().is_none()), (1, true));
+        let ready = again(first);
+        assert_eq!((ready.drain(), drained("n", &ready).unwrap().unwrap().drain()), (0, 2));
+        // A server of an earlier version has drained it.
+        assert_eq!(row(NodeState::Draining).value.drain(), 1);
     }
 
     #[test]

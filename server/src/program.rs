@@ -313,7 +313,7 @@ pub async fn ask_nodes(cluster: Arc<Cluster>, sessions: Arc<Sessions>) {
     }
 }
 
-/// Ends the sessions of nodes that may have none any more, until the task is aborted. It reads all nodes' rows in pages: a read for each session would cost
+/// Ends the sessions of nodes that may have none any more, and has nodes learn that they drain, until the task is aborted. It reads all nodes' rows in pages: a read for each session would cost
 /// more.
 pub async fn end_sessions(cluster: Arc<Cluster>, sessions: Arc<Sessions>) {
     loop {
@@ -324,8 +324,12 @@ pub async fn end_sessions(cluster: Arc<Cluster>, sessions: Arc<Sessions>) {
         }
         // Without etcd all sessions end, by the presence.
         let Ok(may) = cluster.nodes_with_sessions().await else { continue };
-        for (node, number) in open.into_iter().filter(|(node, _)| !may.contains(node)) {
-            end_if_over(&cluster, &sessions, &node, number).await;
+        for (node, number) in open {
+            match may.get(&node) {
+                // The row was read after the session had begun, so it is no older than the Welcome.
+                Some(drain) => sessions.set_drain(&node, number, *drain),
+                None => end_if_over(&cluster, &sessions, &node, number).await,
+            }
         }
     }
 }

@@ -98,6 +98,9 @@ pub struct NodeRow {
     /// Why the node is blocked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block: Option<BlockRow>,
+    /// How often the node was drained.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub drains: u64,
     /// The last fence. It stays when the node has joined again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fence: Option<FenceRow>,
@@ -108,7 +111,7 @@ pub struct NodeRow {
 impl NodeRow {
     /// Returns the row of a node that joins for the first time.
     pub fn new(journal_id: &str, machine_id: &str, boot: &str) -> NodeRow {
-        let (plugins, node_ids, other, block, fence, rest) = Default::default();
+        let (plugins, node_ids, other, block, drains, fence, rest) = Default::default();
         NodeRow {
             journal_id: journal_id.to_owned(),
             machine_id: machine_id.to_owned(),
@@ -118,8 +121,18 @@ impl NodeRow {
             node_ids,
             other,
             block,
+            drains,
             fence,
             rest,
+        }
+    }
+
+    /// Returns the number of the node's drain. 0: it does not drain.
+    pub fn drain(&self) -> u64 {
+        match self.state {
+            // A server of an earlier version does not count.
+            NodeState::Draining => self.drains.max(1),
+            NodeState::Ready | NodeState::Fenced | NodeState::Blocked => 0,
         }
     }
 
@@ -137,6 +150,10 @@ impl NodeRow {
             _ => NodeState::Ready,
         }
     }
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// A machine that is not the one that has joined, as its Hello names it.
@@ -227,6 +244,43 @@ pub struct UsedRow {
     pub rest: Map<String, Value>,
 }
 
+/// What a node that drains has left, as it has reported last.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct DrainedRow {
+    /// The number of the drain, and the boot in which the node has reported it.
+    pub drain: u64,
+    pub boot: String,
+    /// Microseconds since 1970, for people.
+    pub since_usec: u64,
+    /// The number of all that is left.
+    pub count: u64,
+    /// The first ones.
+    #[serde(default)]
+    pub left: Vec<DrainLeftRow>,
+}
+
+impl DrainedRow {
+    /// Returns whether another report says the same, at whatever time.
+    pub fn is_same(&self, other: &DrainedRow) -> bool {
+        DrainedRow { since_usec: other.since_usec, ..self.clone() } == *other
+    }
+}
+
+/// A mount that stays, or a claim without a mount.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct DrainLeftRow {
+    pub namespace: String,
+    pub volume: String,
+    pub consumer: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub tag: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub target: String,
+    pub why: String,
+}
+
 /// The row of a session. It is under the server's lease.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -270,7 +324,7 @@ mod tests {
             "node-ids":{"p":"i"},
             "other":{"journal-id":"k","machine-id":"n","boot":"c","since-usec":1,"version":"9"},
             "block":{"by":"operator/a","reason":"","since-usec":2,"before":"fenced","until":3},
-            "fence":{"number":1,"boot":"b","by":"operator/a","reason":"","since-usec":2,"before":"ready","how":4}}"#;
+            "drains":2,"fence":{"number":1,"boot":"b","by":"operator/a","reason":"","since-usec":2,"before":"ready","how":4}}"#;
         let row = Row { value: value.to_vec(), created: 1, revision: 2 };
         let key = RowKey::Node("n".into());
         let read: Read<NodeRow> = read(&key, &row).unwrap();

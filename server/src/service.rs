@@ -20,6 +20,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::cluster::Cluster;
+use crate::drain::BETWEEN_REPORTS;
 use crate::drive::Driving;
 use crate::failure::{Result, ServerError};
 use crate::grants::May;
@@ -276,6 +277,17 @@ impl Service {
                         tracing::warn!(node, call = %shortened(&call), epoch, "the end of no call that waits came");
                         tokio::time::sleep(BETWEEN).await;
                     }
+                }
+                Ok(Some(FromNode { is: Some(From::Drained(drained)) })) => {
+                    let kept = tokio::select! {
+                        biased;
+                        kept = self.cluster.keep_drained(node, boot, drained) => kept,
+                        _ = presence.wait_for(is_over) => Err(ServerError::cut_off()),
+                    };
+                    if let Err(error) = kept {
+                        return Some(error);
+                    }
+                    tokio::time::sleep(BETWEEN_REPORTS).await;
                 }
                 Ok(Some(FromNode { is: Some(From::Hello(_)) })) => {
                     return Some(Error::invalid(format!("node {node} says Hello twice in a session")).into());

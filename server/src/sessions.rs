@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use csi_proto::cluster::v1::to_node::Is;
-use csi_proto::cluster::v1::{CallEnded, ControllerCall, Expand, ToNode};
+use csi_proto::cluster::v1::{CallEnded, ControllerCall, Drain, Expand, ToNode};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::failure::ServerError;
@@ -33,6 +33,8 @@ struct Session {
     sender: mpsc::Sender<Outgoing>,
     /// What the node was asked for: claims that it has to release, and expansions.
     asked: HashSet<String>,
+    /// The number of the drain that the node was sent. 0: it does not drain.
+    drain: u64,
     /// Plugins with a healthy controller on the node, as the node reports, and what each does.
     controllers: HashMap<String, Hosted>,
     /// Controller calls that the node was sent, by their names.
@@ -112,14 +114,28 @@ impl Sessions {
         table.next += 1;
         let number = table.next;
         if table.of.get(node).is_none_or(|present| present.revision < revision) {
+            let drain = match &first.is {
+                Some(Is::Welcome(welcome)) => welcome.drain,
+                _ => 0,
+            };
             // A failure means that the node is away, which ends the session.
             let _ = sender.try_send(Ok(first));
             let (asked, controllers, calls) = Default::default();
-            let session = Session { number, revision, sender, asked, controllers, calls, end };
+            let session = Session { number, revision, sender, asked, drain, controllers, calls, end };
             table.of.insert(node.to_owned(), session);
         }
         drop(table);
         Entered { sessions: self, node: node.to_owned(), number, over }
+    }
+
+    /// Has a session's node learn of its drain by the drain's number. 0: it does not drain. If its channel is full, the next look sends it.
+    pub fn set_drain(&self, node: &str, number: u64, drain: u64) {
+        let mut table = self.lock();
+        if let Some(session) = table.of.get_mut(node).filter(|of| of.number == number && of.drain != drain)
+            && session.sender.try_send(Ok(ToNode { is: Some(Is::Drain(Drain { number: drain })) })).is_ok()
+        {
+            session.drain = drain;
+        }
     }
 
     /// Asks the nodes that have a session here for what is due. A node is asked once in a session for the same.
@@ -156,7 +172,7 @@ fn asked_name(is: &Is) -> String {
         Is::Expand(Expand { namespace, volume, required, limit }) => {
             format!("expand {namespace}/{volume} {required} {limit}")
         }
-        Is::Welcome(_) | Is::Refused(_) | Is::Call(_) => String::new(),
+        Is::Welcome(_) | Is::Refused(_) | Is::Call(_) | Is::Drain(_) => String::new(),
     }
 }
 
@@ -233,7 +249,7 @@ impl Drop for Entered<'_> {
 
 #[cfg(test)]
 mod tests {
-    use csi_proto::cluster::v1::ClaimChanged;
+    use csi_proto::cluster::v1::{ClaimChanged, Welcome};
 
     use super::*;
 
@@ -333,6 +349,32 @@ mod tests {
         sessions.ask(&due("a"));
         assert_eq!(receiver.try_recv().unwrap().unwrap(), ToNode::default());
         assert!(receiver.try_recv().unwrap().unwrap().is.is_some());
+    }
+
+    #[tokio::test]
+    async fn node_learns_a_change_of_its_drain_once() {
+        let sessions = Sessions::default();
+        let (sender, mut receiver) = mpsc::channel(1);
+        let welcome = Welcome { drain: 1, ..Welcome::default() };
+        let _entered = sessions.enter("n1", 1, sender, ToNode { is: Some(Is::Welcome(welcome)) });
+        let (_, number) = sessions.nodes().remove(0);
+        sessions.set_drain("n1", number, 0);
+        receiver.try_recv().unwrap().unwrap();
+        assert!(receiver.try_recv().is_err(), "the channel was full");
+        sessions.set_drain("n1", number, 1);
+        assert!(receiver.try_recv().is_err(), "the Welcome has said it");
+        sessions.set_drain("n1", number + 1, 0);
+        assert!(receiver.try_recv().is_err(), "it is of another session");
+        let mut sent = || receiver.try_recv().ok().map(|sent| sent.unwrap().is);
+        for drain in [0, 0, 2] {
+            sessions.set_drain("n1", number, drain);
+        }
+        assert_eq!(sent(), Some(Some(Is::Drain(Drain { number: 0 }))));
+        for _ in 0..2 {
+            sessions.set_drain("n1", number, 2);
+        }
+        assert_eq!(sent(), Some(Some(Is::Drain(Drain { number: 2 }))), "another drain");
+        assert_eq!(sent(), None, "it was sent");
     }
 
     #[tokio::test]

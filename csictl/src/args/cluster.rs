@@ -1,6 +1,10 @@
 //! Arguments of the commands about a cluster.
 
+use std::time::Duration;
+
 use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
+
+use super::common::span;
 
 #[derive(Subcommand)]
 pub enum Cluster {
@@ -47,12 +51,12 @@ pub enum Node {
     /// The machine has to be off, or cut off from the storage: else two machines may write to a volume. It joins again after its
     /// next boot. If it was not off after all, it mounts nothing until all its volumes are unmounted.
     Fence(Fence),
-    /// Have a node get no more claims. What it has stays
-    Drain {
-        #[arg(value_parser = NonEmptyStringValueParser::new())]
-        node: String,
-    },
-    /// Have a node that drains get claims again
+    /// Empty a node: it gets no more claims and mounts, and unmounts what nobody uses
+    ///
+    /// A mount that a process uses stays until it is used no more, and so does a claim that was asked for by itself until it is released. `csictl
+    /// node show` says what is left, and why. A node that is away begins when it is back. `csictl node undrain` ends it.
+    Drain(DrainNode),
+    /// Have a node that drains get claims and mounts again
     Undrain {
         #[arg(value_parser = NonEmptyStringValueParser::new())]
         node: String,
@@ -65,6 +69,18 @@ pub enum Node {
         #[arg(value_parser = NonEmptyStringValueParser::new())]
         node: String,
     },
+}
+
+#[derive(Args)]
+pub struct DrainNode {
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
+    pub node: String,
+    /// Wait until nothing is left. At the deadline it prints what is left, and exits with 1. The drain goes on
+    #[arg(long)]
+    pub wait: bool,
+    /// How long --wait waits, such as 30s, 2min or 1h; without it for as long as something is left
+    #[arg(long, value_name = "TIME", value_parser = span, requires = "wait")]
+    pub deadline: Option<Duration>,
 }
 
 #[derive(Args)]

@@ -1,6 +1,6 @@
 //! The commands about a cluster's nodes. Operators ask the cluster's servers.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use csi_proto::cluster::v1::admin_client::AdminClient;
 use csi_proto::cluster::v1::node_change::Change;
@@ -19,6 +19,8 @@ use crate::{
 
 /// How long csictl waits for a fence. The server's command may take 45 s, and the server gives up after 70 s.
 const FENCE: Duration = Duration::from_secs(68);
+/// The time between two looks at a node that drains.
+const LOOK: Duration = Duration::from_secs(1);
 /// The state of a node that is blocked.
 const BLOCKED: &str = "blocked";
 
@@ -62,17 +64,7 @@ pub async fn node(servers: &Servers, command: Node, json: bool, tried: &mut Trie
             changed(&row, json)?;
         }
         Node::Fence(fence) => self::fence(servers, fence, json, tried).await?,
-        Node::Drain { node } => {
-            about("node drain", &node, tried);
-            let row = set(servers, &node, &format!("drain node {node}"), Change::Drain(DrainAsk {})).await?;
-            changed(&row, json)?;
-            if row.claims > 0 {
-                eprintln!(
-                    "Node {node} has {} claims. To see them: csictl --operator claims --node {node}",
-                    row.claims
-                );
-            }
-        }
+        Node::Drain(drain) => self::drain(servers, drain, json, tried).await?,
         Node::Undrain { node } => {
             about("node undrain", &node, tried);
             let what = format!("undrain node {node}");
@@ -121,6 +113,48 @@ async fn set_within(
 /// Prints a changed node for programs.
 fn changed(row: &NodeRow, json: bool) -> std::io::Result<()> {
     if json { print_json(&output::node_json(row)) } else { Ok(()) }
+}
+
+/// Drains a node, and waits until nothing is left if that is wanted.
+async fn drain(
+    servers: &Servers,
+    args: args::DrainNode,
+    json: bool,
+    tried: &mut Tried,
+) -> anyhow::Result<()> {
+    let args::DrainNode { node, wait, deadline } = args;
+    about("node drain", &node, tried);
+    let begun = Instant::now();
+    let mut row = set(servers, &node, &format!("drain node {node}"), Change::Drain(DrainAsk {})).await?;
+    if !wait {
+        changed(&row, json)?;
+        if row.claims > 0 {
+            eprintln!("Node {node} has {} claims. What is left of them: csictl node show {node}", row.claims);
+        }
+        return Ok(());
+    }
+    let mut said = String::new();
+    while !output::is_drained(&row) {
+        let left = output::drain_note(&row)
+            .ok_or_else(|| anyhow::anyhow!("node {node} drains no more: it is {}", plain(&row.state)))?;
+        if deadline.is_some_and(|deadline| begun.elapsed() >= deadline) {
+            if json {
+                print_json(&output::node_json(&row))?
+            } else {
+                print(&output::node(&row))?
+            }
+            anyhow::bail!("node {node} is not drained: {}", plain(&left));
+        }
+        if left != said {
+            eprintln!("Node {node}: {}", plain(&left));
+            said = left;
+        }
+        let rest = deadline.map(|deadline| deadline.saturating_sub(begun.elapsed()));
+        tokio::time::sleep(rest.unwrap_or(LOOK).min(LOOK)).await;
+        row = show(servers, &node).await?;
+    }
+    changed(&row, json)?;
+    Ok(())
 }
 
 /// Fences the node as the operator has seen it. A machine that has rebooted since is another one.

@@ -1,13 +1,16 @@
 //! Output about the nodes and servers of a cluster.
 
 use csi_proto::cluster::v1::{
-    Attaches, Finding, Machine, NodeExpansion, NodeRow, PluginReport, QueueRow, ServerRow, ServerRows,
-    VolumeRow,
+    Attaches, Drained, Finding, Machine, NodeExpansion, NodeRow, PluginReport, QueueRow, ServerRow,
+    ServerRows, VolumeRow,
 };
 use csid_client::Cluster;
 use serde_json::{Value, json};
 
 use super::text::{facts, plain, seconds, table, timestamp};
+
+/// The state of a node that drains.
+const DRAINING: &str = "draining";
 
 /// Returns this host's state in its cluster, on a line.
 pub fn cluster_line(row: &Cluster) -> String {
@@ -81,8 +84,44 @@ fn note(row: &NodeRow) -> String {
             format!("fenced by {} {}", fence.by, fence.reason).trim_end().to_owned()
         }
         (None, Some(other)) => format!("another machine asks to join: {}", other.machine_id),
-        (None, None) => String::new(),
+        (None, None) => drain_note(row).unwrap_or_default(),
     }
+}
+
+/// Returns whether a node that drains has nothing of the cluster's volumes any more, by its own report and the servers' count.
+pub fn is_drained(row: &NodeRow) -> bool {
+    row.state == DRAINING && row.claims == 0 && row.drained.as_ref().is_some_and(|of| of.count == 0)
+}
+
+/// Returns how far the drain of a node is. `None`: the node does not drain.
+pub fn drain_note(row: &NodeRow) -> Option<String> {
+    let note = match &row.drained {
+        _ if row.state != DRAINING => return None,
+        None if row.sessions.is_empty() => "away, and drains when it is back".to_owned(),
+        None => "has not reported yet what is left".to_owned(),
+        Some(_) if is_drained(row) => "drained".to_owned(),
+        Some(of) if of.count == 0 => format!("{} claims have yet to end at the servers", row.claims),
+        Some(of) => format!("{} mounts and claims are left", of.count),
+    };
+    Some(note)
+}
+
+/// Returns what the drain of a node has left. Empty: nothing, or the node has not reported it.
+fn left(drained: &Drained) -> String {
+    if drained.left.is_empty() {
+        return String::new();
+    }
+    let rows = drained.left.iter().map(|of| {
+        let consumer =
+            if of.tag.is_empty() { of.consumer.clone() } else { format!("{} {}", of.consumer, of.tag) };
+        [format!("{}/{}", of.namespace, of.volume), consumer, of.target.clone(), of.why.clone()]
+    });
+    let named = u64::try_from(drained.left.len()).unwrap_or(u64::MAX);
+    let more = match drained.count.saturating_sub(named) {
+        0 => String::new(),
+        more => format!("\nand {more} more"),
+    };
+    format!("\n\n{}{more}", table(["LEFT", "CONSUMER", "TARGET", "WHY"], rows))
 }
 
 pub fn node(row: &NodeRow) -> String {
@@ -108,9 +147,14 @@ pub fn node(row: &NodeRow) -> String {
             timestamp(other.refused_usec)
         )
     });
-    facts([
+    let drain = drain_note(row).map(|note| match &row.drained {
+        Some(of) => format!("{note}, at {}", timestamp(of.since_usec)),
+        None => note,
+    });
+    let facts = facts([
         ("node", row.node.clone()),
         ("state", row.state.clone()),
+        ("drain", drain.unwrap_or_default()),
         ("blocked", block.unwrap_or_default()),
         ("last fence", fence.unwrap_or_default()),
         ("joined", if sessions.is_empty() { "away".to_owned() } else { sessions.join(", ") }),
@@ -121,7 +165,8 @@ pub fn node(row: &NodeRow) -> String {
         ("claims", row.claims.to_string()),
         ("plugins", plugins.join(", ")),
         ("revision", row.revision.to_string()),
-    ])
+    ]);
+    facts + &row.drained.as_ref().map(left).unwrap_or_default()
 }
 
 fn plugin(of: &PluginReport) -> String {
@@ -168,6 +213,19 @@ pub fn node_json(row: &NodeRow) -> Value {
             |block| json!({ "by": block.by, "reason": block.reason, "since-usec": block.since_usec }),
         ),
         "revision": row.revision,
+        "drained": row.drained.as_ref().map(|of| {
+            let left = of.left.iter().map(|of| {
+                json!({
+                    "namespace": of.namespace,
+                    "volume": of.volume,
+                    "consumer": of.consumer,
+                    "tag": of.tag,
+                    "target": of.target,
+                    "why": of.why,
+                })
+            });
+            json!({ "count": of.count, "since-usec": of.since_usec, "left": left.collect::<Vec<_>>() })
+        }),
         "fence": row.fence.as_ref().map(|fence| {
             json!({
                 "by": fence.by,
@@ -304,7 +362,7 @@ pub fn finding_json(of: &Finding) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use csi_proto::cluster::v1::{Block, NodeSession};
+    use csi_proto::cluster::v1::{Block, DrainLeft, NodeSession};
 
     use super::*;
 
@@ -343,6 +401,41 @@ db-1  blocked  -        -                         2       nfs      blocked by op
         assert!(node(&away).contains("away") && node(&blocked).contains("by operator/a at 1970"));
         assert_eq!(node_json(&row())["sessions"][0]["address"], "s1:7443");
         assert_eq!(node_json(&row())["other"], Value::Null);
+    }
+
+    #[test]
+    fn node_that_drains_shows_what_is_left_and_why() {
+        let silent = NodeRow { state: "draining".into(), ..row() };
+        let left = DrainLeft {
+            namespace: "prod".into(),
+            volume: "db".into(),
+            consumer: "web".into(),
+            target: "/srv/db".into(),
+            why: "/srv/db is in use by psql (7)\u{1b}".into(),
+            ..DrainLeft::default()
+        };
+        let drained = |count, left| Drained { left, count, since_usec: 1_709_210_096_007_000, drain: 1 };
+        let drains = NodeRow { drained: Some(drained(40, vec![left])), ..silent.clone() };
+        let expected = "
+
+LEFT     CONSUMER  TARGET   WHY
+prod/db  web       /srv/db  /srv/db is in use by psql (7)\u{fffd}
+and 39 more";
+        let text = node(&drains);
+        assert!(
+            text.ends_with(expected) && text.contains("40 mounts and claims are left, at 2024"),
+            "{text}"
+        );
+        assert_eq!(node_json(&drains)["drained"]["left"][0]["target"], "/srv/db");
+        let empty = NodeRow { drained: Some(drained(0, Vec::new())), ..silent.clone() };
+        let done = NodeRow { claims: 0, ..empty.clone() };
+        let away = NodeRow { sessions: Vec::new(), ..silent.clone() };
+        let rows = [row(), away, silent, empty, done];
+        assert_eq!(rows.each_ref().map(is_drained), [false, false, false, false, true]);
+        let notes = rows.each_ref().map(|row| drain_note(row).unwrap_or_default());
+        let due = ["", "away", "has not reported", "2 claims have yet to end", "drained"];
+        assert!(notes.iter().zip(due).all(|(note, due)| note.starts_with(due)), "{notes:?}");
+        assert_eq!(node_json(&rows[2])["drained"], Value::Null);
     }
 
     #[test]

@@ -1,6 +1,5 @@
 //! The calls to the server of the session.
 
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use csi_proto::cluster::v1::cluster_client::ClusterClient;
@@ -165,7 +164,12 @@ impl Servers for Node {
 
     fn fence(&self) -> Option<Error> {
         let fenced = || unavailable(format!("this node is fenced, and mounts nothing: {}", self.status()));
-        self.fenced.load(Ordering::Acquire).then(fenced)
+        self.fence.number().map(|_| fenced())
+    }
+
+    fn drain(&self) -> Option<Error> {
+        let text = || format!("node {} drains, and takes no claim and no mount", self.name);
+        (self.drain_number() != 0).then(|| Error::new(Kind::Busy, text()))
     }
 
     fn name_call(&self) -> String {

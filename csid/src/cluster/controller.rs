@@ -297,7 +297,7 @@ mod tests {
             controller_credentials: vec!["csid.prod.*".into()],
             controller_volumes: Vec::new(),
         };
-        let node = Node::new(&config, "n1", "journal", "boot");
+        let node = Node::new(&config, "n1", "journal", "boot", None);
         assert!(node.admit(&good()).is_ok());
         let hiding = |hide| ControllerCall { hidden: Some(Hidden { hide, more: false }), ..good() };
         for call in [hiding(vec![String::new(); HIDE + 1]), hiding(vec!["x".repeat(CALL)])] {

@@ -6,8 +6,10 @@
 mod answers;
 mod calls;
 mod controller;
+mod drain;
 mod expansions;
 mod failure;
+mod fence;
 mod link;
 mod node;
 mod orders;

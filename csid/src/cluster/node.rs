@@ -1,22 +1,24 @@
 //! This host as a node of a cluster: who it is, and whether a server can be asked.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use csi_proto::cluster::v1::Hello;
 use csi_proto::cluster::v1::cluster_client::ClusterClient;
+use csi_proto::cluster::v1::{Drained, Hello};
 use sha2::{Digest, Sha256};
 use tokio::sync::{Notify, watch};
 use tonic::transport::Channel;
 
 use crate::cluster::failure::unavailable;
+use crate::cluster::fence::FenceMemory;
 use crate::cluster::orders::CallOrders;
 use crate::cluster::permits::Permits;
 use crate::cluster::quiet::Quiet;
 use crate::config::{Cluster, OnFenced};
 use crate::error::Result;
 use crate::random;
+use crate::store::rows::JournaledFence;
 
 /// The machine's identity, which systemd makes at its installation.
 const MACHINE_ID: &str = "/etc/machine-id";
@@ -74,10 +76,12 @@ pub struct Node {
     /// When the state has begun, in microseconds since 1970.
     since_usec: AtomicU64,
     pub(super) owed: watch::Sender<Owed>,
-    /// Whether the servers have refused this node as fenced, and no session has begun since.
-    pub(super) fenced: AtomicBool,
-    /// The number of that fence. 0: a server has not named it.
-    pub(super) fence: AtomicU64,
+    /// The servers' last word about a fence of this node. The journal has it.
+    pub(super) fence: FenceMemory,
+    /// The number of this node's drain, as a server has said last. 0: it does not drain.
+    pub(super) drain: watch::Sender<u64>,
+    /// What the last try of the drain has left. `None`: the node does not drain, or the first try goes on.
+    pub(super) drained: watch::Sender<Option<Drained>>,
     /// The greatest generation and revision of the cluster that this csid has seen.
     generation: AtomicU64,
     revision: AtomicU64,
@@ -100,8 +104,14 @@ pub struct Node {
 }
 
 impl Node {
-    /// Makes the node `name`. `boot` is the name of the present boot.
-    pub fn new(config: &Cluster, name: &str, journal_id: &str, boot: &str) -> Node {
+    /// Makes the node `name`. `boot` is the name of the present boot, and `fence` the journal's.
+    pub fn new(
+        config: &Cluster,
+        name: &str,
+        journal_id: &str,
+        boot: &str,
+        fence: Option<JournaledFence>,
+    ) -> Node {
         random::open();
         let machine_id = std::fs::read_to_string(MACHINE_ID).unwrap_or_default();
         let machine_id = match machine_id.trim() {
@@ -116,8 +126,9 @@ impl Node {
             state: watch::Sender::new(SessionState::Starting),
             since_usec: AtomicU64::new(now_usec()),
             owed: watch::Sender::default(),
-            fenced: AtomicBool::new(false),
-            fence: AtomicU64::new(0),
+            fence: FenceMemory::of(fence, boot),
+            drain: watch::Sender::new(0),
+            drained: watch::Sender::default(),
             generation: AtomicU64::new(0),
             revision: AtomicU64::new(0),
             own: Notify::new(),
@@ -162,7 +173,8 @@ impl Node {
             SessionState::Refused { reason, message } => format!("refused as {reason} ({message})"),
             SessionState::Joined(Joined { server, .. }) => format!("joined at {server}"),
         };
-        format!("cluster {}: {state}", self.cluster)
+        let drains = if self.drain_number() == 0 { "" } else { ", drains" };
+        format!("cluster {}: {state}{drains}", self.cluster)
     }
 
     pub fn subscribe(&self) -> watch::Receiver<SessionState> {

@@ -3,12 +3,11 @@
 use std::collections::{BTreeMap, HashSet};
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use csi_proto::cluster::v1::{
-    Attaches, CallEnded, ClaimChanged, FromNode, Owed, PluginReport, Plugins as Report, ToNode, Welcome,
-    from_node, to_node,
+    Attaches, CallEnded, ClaimChanged, Drain, FromNode, Owed, PluginReport, Plugins as Report, ToNode,
+    Welcome, from_node, to_node,
 };
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
@@ -110,10 +109,7 @@ impl Node {
                     }
                     End::Refused { reason, message } => {
                         refused = true;
-                        if reason == FENCED {
-                            self.fenced.store(true, Ordering::Release);
-                            fenced = true;
-                        }
+                        fenced |= reason == FENCED;
                         self.become_state(SessionState::Refused { reason, message });
                     }
                 }
@@ -153,15 +149,16 @@ impl Node {
     /// Opens a session with a server.
     async fn join(&self, server: &str, volumes: &Volumes, plugins: &Plugins) -> Result<Session, End> {
         // Nothing is claimed while this is set.
-        let clean = match self.fenced.load(Ordering::Acquire) {
-            true if volumes
-                .has_nothing_of_servers()
-                .await
-                .map_err(|error| End::Lost(error.to_string()))? =>
+        let clean = match self.fence.number() {
+            Some(number)
+                if volumes
+                    .has_nothing_of_servers()
+                    .await
+                    .map_err(|error| End::Lost(error.to_string()))? =>
             {
-                self.fence.load(Ordering::Acquire)
+                number
             }
-            true | false => 0,
+            Some(_) | None => 0,
         };
         let lost = |text: &str| End::Lost(text.to_owned());
         let mut client = link::open(&self.link.join(server));
@@ -179,10 +176,14 @@ impl Node {
         };
         let opened = tokio::time::timeout(WELCOME, opened).await.map_err(|_| lost("no answer to Hello"))?;
         let (from_server, first) = opened.map_err(|status| End::Lost(text_of(&status)))?;
-        let Welcome { generation, mode, node, revision, .. } = match first.and_then(|first| first.is) {
+        let Welcome { generation, mode, node, revision, drain, .. } = match first.and_then(|first| first.is) {
             Some(to_node::Is::Welcome(welcome)) => welcome,
             Some(to_node::Is::Refused(refused)) => {
-                self.fence.store(refused.fence, Ordering::Release);
+                if refused.reason == FENCED {
+                    self.fence.begin(refused.fence, &self.boot, volumes).await;
+                    // What a fenced node does with its mounts, csid.toml says.
+                    self.set_drain(0);
+                }
                 let [reason, message] =
                     [refused.reason, refused.message].map(|text| presentable(&text, TEXT));
                 return Err(End::Refused { reason, message });
@@ -197,7 +198,8 @@ impl Node {
             );
             return Err(End::Refused { reason: "another-name".to_owned(), message });
         }
-        self.fenced.store(false, Ordering::Release);
+        self.fence.end(volumes).await;
+        self.set_drain(drain);
         self.has_seen(generation, 0);
         self.orders.begin(generation, revision);
         let mut session = Session { to_server, from_server, reported: BTreeMap::new() };
@@ -220,6 +222,9 @@ impl Node {
         let mut doing = JoinSet::new();
         let mut asked = HashSet::new();
         let expansions = Arc::new(LastExpansions::default());
+        let mut drained = self.drained.subscribe();
+        // This server may not have the last report.
+        drained.mark_changed();
         loop {
             tokio::select! {
                 message = session.from_server.message() => match message {
@@ -259,6 +264,7 @@ impl Node {
                             }
                         }
                     }
+                    Ok(Some(ToNode { is: Some(to_node::Is::Drain(Drain { number })) })) => self.set_drain(number),
                     // Another first answer, or a message of a later version.
                     Ok(Some(_)) => {}
                     Ok(None) => return End::Lost("the server has ended the session".to_owned()),
@@ -269,6 +275,14 @@ impl Node {
                         return End::Lost("csid stops".to_owned());
                     }
                     if let Err(text) = session.report(plugins, &self.permits) {
+                        return End::Lost(text);
+                    }
+                }
+                Ok(()) = drained.changed() => {
+                    let report = drained.borrow_and_update().clone().map(from_node::Is::Drained);
+                    if let Some(report) = report
+                        && let Err(text) = session.send(report)
+                    {
                         return End::Lost(text);
                     }
                 }
@@ -383,12 +397,16 @@ impl Session {
         if now == self.reported {
             return Ok(());
         }
-        let report = from_node::Is::Plugins(Report { plugins: now.values().cloned().collect() });
-        self.to_server
-            .try_send(FromNode { is: Some(report) })
-            .map_err(|_| "the server takes no message".to_owned())?;
+        self.send(from_node::Is::Plugins(Report { plugins: now.values().cloned().collect() }))?;
         self.reported = now;
         Ok(())
+    }
+
+    /// Sends a message. Fails if the server does not take it.
+    fn send(&self, is: from_node::Is) -> Result<(), String> {
+        self.to_server
+            .try_send(FromNode { is: Some(is) })
+            .map_err(|_| "the server takes no message".to_owned())
     }
 }
 

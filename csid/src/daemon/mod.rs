@@ -231,7 +231,8 @@ impl Daemon {
         let same_boot = loaded.boot.as_deref().is_some_and(|journalled| boot.same(journalled));
 
         let node = config.cluster.as_ref().map(|cluster| {
-            Arc::new(cluster::Node::new(cluster, store.node(), store.journal_id(), boot.as_str()))
+            let (name, journal_id) = (store.node(), store.journal_id());
+            Arc::new(cluster::Node::new(cluster, name, journal_id, boot.as_str(), loaded.fence))
         });
         let (config, config_changes) = watch::channel(Arc::new(config));
         let (state, state_changes) = watch::channel(State::Starting);
@@ -353,7 +354,8 @@ impl Daemon {
                 if let Some(node) = node {
                     tokio::join!(
                         Arc::clone(&node).run(watched.clone(), plugins.clone()),
-                        node.count_owed(watched.clone())
+                        node.count_owed(watched.clone()),
+                        node.run_drain(watched.clone())
                     );
                 }
             };

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::store::rows::{MountKey, MountRow, NewEvent, PluginRow, VolumeKey, VolumeRow};
+use crate::store::rows::{JournaledFence, MountKey, MountRow, NewEvent, PluginRow, VolumeKey, VolumeRow};
 
 /// The event that a commit survives once it is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,4 +30,6 @@ pub enum Change {
     Event(NewEvent),
     /// The boot in which the mounts that the rows tell of were made.
     Boot(String),
+    PutFence(JournaledFence),
+    DeleteFence,
 }

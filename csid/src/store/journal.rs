@@ -24,8 +24,8 @@ use crate::store::request::Work;
 use crate::store::rows::{Event, MountRow, NewEvent, Phase};
 use crate::store::schema;
 use crate::store::tables::{
-    EVENT, NODE_ID, as_written, checked, event, load, meta, put_event, put_meta, put_mount, put_plugin,
-    put_volume, read_mounts,
+    EVENT, FENCE, NODE_ID, as_written, checked, delete_meta, event, load, meta, put_event, put_fence,
+    put_meta, put_mount, put_plugin, put_volume, read_mounts,
 };
 use crate::store::words::{from_bits, from_word};
 
@@ -193,9 +193,10 @@ impl Journal {
         if self.damage.is_none() || self.replaced {
             return Err(StoreError::Gone);
         }
-        let Loaded { plugins, node_ids, .. } = self.rows()?;
+        let Loaded { plugins, node_ids, fence, .. } = self.rows()?;
         changes.extend(plugins.into_iter().map(Change::PutPlugin));
         changes.extend(node_ids.into_iter().map(|(plugin, node_id)| Change::PutNodeId(plugin, node_id)));
+        changes.extend(fence.map(Change::PutFence));
         let registry = self.ask("read the registry", records::copied)?;
         let work: Vec<Work> = std::iter::once(Work::Changes(changes))
             .chain(registry.into_iter().map(|swap| Work::Swap(Box::new(swap), Vec::new())))
@@ -585,13 +586,13 @@ fn apply_change(
         Change::PutNodeId(plugin, node_id) => {
             put_meta(db, &format!("{NODE_ID}{plugin}"), node_id).map_err(at("keep a node id"))
         }
-        Change::DeleteNodeId(plugin) => db
-            .prepare_cached("DELETE FROM meta WHERE key = ?1")
-            .and_then(|mut statement| statement.execute([format!("{NODE_ID}{plugin}")]))
-            .map(drop)
-            .map_err(at("delete a node id")),
+        Change::DeleteNodeId(plugin) => {
+            delete_meta(db, &format!("{NODE_ID}{plugin}")).map_err(at("delete a node id"))
+        }
         Change::Event(new) => append(db, new, counters, events),
         Change::Boot(boot) => put_meta(db, "boot", boot).map_err(at("keep the boot")),
+        Change::PutFence(fence) => put_fence(db, fence).map_err(at("keep the fence")),
+        Change::DeleteFence => delete_meta(db, FENCE).map_err(at("delete the fence")),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::store::rows::{MountKey, MountRow, Phase, PluginRow, VolumeRow};
+use crate::store::rows::{JournaledFence, MountKey, MountRow, Phase, PluginRow, VolumeRow};
 
 /// Everything the journal holds, or what can be read of it.
 pub struct Loaded {
@@ -10,6 +10,8 @@ pub struct Loaded {
     pub plugins: Vec<PluginRow>,
     /// Each plugin's accepted name of this node, by the plugin's id.
     pub node_ids: BTreeMap<String, String>,
+    /// The last fence of this node by the servers. `None`: there was none, or the node has joined since.
+    pub fence: Option<JournaledFence>,
     pub volumes: Vec<VolumeRow>,
     pub mounts: Vec<MountRow>,
 }

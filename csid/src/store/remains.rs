@@ -11,7 +11,7 @@ use crate::store::file::{alone, in_memory};
 use crate::store::place::{JournalDirectory, LOG, NAME};
 use crate::store::records::{claim, record};
 use crate::store::schema::{self, TableSchema};
-use crate::store::tables::{checked, event, mount, plugin, volume, whole};
+use crate::store::tables::{checked, event, is_legible_meta, mount, plugin, volume, whole};
 
 /// No journal has more rows of a kind; a damaged one may seem to have them without end.
 const MOST: u32 = 1_000_000;
@@ -89,6 +89,7 @@ pub(super) fn of(from: &Connection) -> Result<Connection, StoreError> {
 /// Returns whether the row is as it was written, and this csid understands it.
 fn is_legible(table: &str, row: &Row<'_>) -> bool {
     match table {
+        "meta" => is_legible_meta(row),
         "plugins" => plugin(row).is_ok(),
         "volumes" => volume(row).is_ok(),
         "mounts" => mount(row).is_ok(),

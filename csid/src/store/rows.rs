@@ -301,6 +301,15 @@ pub struct PluginRow {
     pub spec: String,
 }
 
+/// The servers' word that this node is off.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JournaledFence {
+    /// The number of the fence. 0: no server has named it.
+    pub number: u64,
+    /// The boot in which csid was refused. The fence does not count in another one.
+    pub boot: String,
+}
+
 /// The details of an event: strings, booleans and unsigned numbers.
 pub type EventDetails = BTreeMap<&'static str, serde_json::Value>;
 

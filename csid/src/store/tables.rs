@@ -12,7 +12,8 @@ use crate::store::error::{StoreError, at};
 use crate::store::file::in_memory;
 use crate::store::loaded::{Loaded, MountFilter};
 use crate::store::rows::{
-    Event, MountKey, MountRow, MountSpec, MountStatus, NewEvent, PluginRow, VolumeKey, VolumeRow,
+    Event, JournaledFence, MountKey, MountRow, MountSpec, MountStatus, NewEvent, PluginRow, VolumeKey,
+    VolumeRow,
 };
 use crate::store::schema::{self, TableSchema};
 use crate::store::words::{from_bits, from_json, from_text, from_word, json, text, word};
@@ -54,6 +55,29 @@ fn node_ids(db: &Connection) -> rusqlite::Result<BTreeMap<String, String>> {
     ids.collect()
 }
 
+/// The key of the fence, whose value is JSON.
+pub(super) const FENCE: &str = "fence";
+
+fn fence(db: &Connection) -> rusqlite::Result<Option<JournaledFence>> {
+    let sql = format!("SELECT {} FROM meta WHERE key = ?1", checked(META));
+    let read = |row: &Row<'_>| whole(row).and_then(|()| from_json(row, 1));
+    db.prepare(&sql)?.query_row([FENCE], read).optional()
+}
+
+/// Returns whether this csid understands a row of [`META`] that is as it was written.
+pub(super) fn is_legible_meta(row: &Row<'_>) -> bool {
+    let is_fence = row.get_ref(0).is_ok_and(|key| key.as_str() == Ok(FENCE));
+    whole(row).is_ok() && (!is_fence || from_json::<JournaledFence>(row, 1).is_ok())
+}
+
+pub(super) fn put_fence(db: &Connection, fence: &JournaledFence) -> rusqlite::Result<()> {
+    put_meta(db, FENCE, &json(fence)?)
+}
+
+pub(super) fn delete_meta(db: &Connection, key: &str) -> rusqlite::Result<()> {
+    db.prepare_cached("DELETE FROM meta WHERE key = ?1")?.execute([key]).map(drop)
+}
+
 pub(super) struct MetaValue(Value);
 
 impl From<u64> for MetaValue {
@@ -82,7 +106,7 @@ pub(super) fn load(db: &Connection) -> rusqlite::Result<Loaded> {
     let mut statement: Statement<'_> =
         db.prepare(&format!("SELECT {columns} FROM mounts ORDER BY namespace, volume, consumer, tag"))?;
     let mounts = statement.query_map([], mount)?.collect::<rusqlite::Result<_>>()?;
-    Ok(Loaded { boot, plugins, node_ids: node_ids(db)?, volumes, mounts })
+    Ok(Loaded { boot, plugins, node_ids: node_ids(db)?, fence: fence(db)?, volumes, mounts })
 }
 
 /// The columns to read, and after them whether the row is what was written.

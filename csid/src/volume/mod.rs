@@ -42,7 +42,9 @@ pub use api::requests::{
     Authority, Force, ForgetRequest, MountRequest, ReconcileOptions, Uncovered, UnmountRequest, Unmounting,
     Wait,
 };
-pub use api::views::{Drained, MountView, Mounted, OperationView, Recovered, Report};
+pub use api::views::{
+    Drained, LeftByDrain, MountView, Mounted, NodeDrained, OperationView, Recovered, Report,
+};
 pub use lifecycle::refuse_nonsense;
 pub use manager::Volumes;
 pub use model::volume::Paths;

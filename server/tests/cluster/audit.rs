@@ -81,6 +81,9 @@ async fn each_kind_of_misfit_is_found_by_its_key() {
     raw.put(&format!("{root}/node/n6"), &format!("{{\"journal-id\":[\"{CANARY}\"]}}")).await;
     let session = json!({ "since-usec": 1, "boot": "b" });
     raw.put(&format!("{root}/session/n5/s"), &session.to_string()).await;
+    let report = json!({ "drain": 1, "boot": "b", "since-usec": 1, "count": 0 });
+    raw.put(&format!("{root}/report/n4"), &report.to_string()).await;
+    raw.put(&format!("{root}/report/n1"), CANARY).await;
     let server = raw.below(&format!("{root}/server/")).await.remove(0);
     let mut server: Value = serde_json::from_slice(&server.value).unwrap();
     server["grants"] = json!("others");
@@ -112,9 +115,11 @@ async fn each_kind_of_misfit_is_found_by_its_key() {
         ("driver-without-server", "/vol/default/data/head"),
         ("external-id-without-volume", "/ext/p/00ff"),
         ("grants-differ", "/server/third"),
+        ("report-without-node", "/report/n4"),
         ("session-without-node", "/session/n5/s"),
         ("unreadable-value", "/ext/p/00fe"),
         ("unreadable-value", "/node/n6"),
+        ("unreadable-value", "/report/n1"),
         ("unreadable-value", "/used/n9/q"),
         ("unreadable-value", "/vol/default/bad/head"),
         ("used-without-claim", "/used/n1/q"),

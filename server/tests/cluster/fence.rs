@@ -15,13 +15,13 @@ use crate::attach::{Controller, user};
 use crate::operators::{csictl, operator};
 use crate::site::{First, Node, Refusal, Session, Site, eventually, open};
 
-async fn set(site: &Site, server: usize, node: &str, change: Change) -> Result<NodeRow, Refusal> {
+pub async fn set(site: &Site, server: usize, node: &str, change: Change) -> Result<NodeRow, Refusal> {
     let ask = NodeChange { node: node.into(), change: Some(change) };
     let set = site.admin(server, "all").set_node(ask).await;
     set.map(tonic::Response::into_inner).map_err(|status| Refusal::of(&status))
 }
 
-async fn show(site: &Site, node: &str) -> NodeRow {
+pub async fn show(site: &Site, node: &str) -> NodeRow {
     let ask = NodeAsk { node: node.into() };
     site.admin(0, "all").node(ask).await.unwrap().into_inner()
 }

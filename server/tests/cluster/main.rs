@@ -12,6 +12,7 @@ mod claims;
 mod creation_failures;
 mod creations;
 mod credentials;
+mod drain;
 #[path = "../../../etcd/tests/etcd/cluster.rs"]
 #[allow(dead_code, reason = "the tests of the registry use more of it")]
 mod etcd;

@@ -1,9 +1,12 @@
 //! Claims that end at the servers by an operator's word, while the host goes on.
 
+use std::time::Duration;
+
 use csi_proto::cluster::v1::node_change::Change;
 use csi_proto::cluster::v1::{FenceAsk, NodeAsk, NodeChange, ReleaseAsk};
-use csid_client::{Client, Kind};
+use csid_client::{Client, Kind, MountOptions};
 use csid_tests::ask::*;
+use csid_tests::fault::Fault;
 use csid_tests::kernel;
 use csid_tests::world::{World, eventually, refusal, world};
 
@@ -147,6 +150,114 @@ fn fenced_host_gives_up_what_is_not_in_use() {
         mount_registered(&client, "data", "web").await.unwrap();
         servers_have(&site, "data", &["n1/web"]).await;
         unmount(&client, "data", "web").await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
+/// Starts csid again on a host that reaches no server. Returns why it mounts a claimed volume not.
+async fn refused_while_cut_off(w: &mut World) -> String {
+    assert!(w.launch(&[]).await);
+    let client = w.client().await;
+    healthy(&client, "p").await;
+    cut_off(w).await;
+    let options = within(Duration::from_secs(3), MountOptions::default());
+    let (kind, error) = refusal(client.mount(NAMESPACE, "data", "web", options).await);
+    assert_eq!((kind, error.details.retryable), (Kind::Unavailable, Some(true)), "{}", error.message);
+    error.message
+}
+
+#[test]
+fn fence_outlives_csid_until_another_boot() {
+    world(async |w| {
+        let site = one_server(&["data", "more"]).await;
+        let (client, mut node) = n1(w, &site).await;
+        claim(&client, "data", "web").await.unwrap();
+        mount_registered(&client, "more", "web").await.unwrap();
+        fence(&site, "n1").await;
+        fenced(w).await;
+        node.link.kill();
+        for _ in 0..2 {
+            w.kill();
+            let why = refused_while_cut_off(w).await;
+            assert!(why.contains("fenced"), "{why}");
+        }
+        let client = w.client().await;
+        assert_eq!(row(&client, "more", "web").await.unwrap().state, "mounted", "nothing is touched");
+        w.reboot().await;
+        let why = refused_while_cut_off(w).await;
+        assert!(!why.contains("fenced"), "{why}");
+        node.link = site.link("n1", &site.client_pair("csid://prod/node/n1"), &site.addresses);
+        joined(w).await;
+        let client = w.client().await;
+        mount_registered(&client, "data", "web").await.unwrap();
+        servers_have(&site, "data", &["n1/web"]).await;
+        // The fence is over, so it is no hindrance after the next restart, either.
+        node.link.kill();
+        w.kill();
+        assert!(w.launch(&[]).await);
+        cut_off(w).await;
+        let client = w.client().await;
+        healthy(&client, "p").await;
+        unmount(&client, "data", "web").await.unwrap();
+        mount_registered(&client, "data", "web").await.expect("the claim of this boot counts");
+        unmount(&client, "data", "web").await.unwrap();
+        unmount(&client, "more", "web").await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn fence_is_in_the_journal_before_it_is_shown() {
+    for (edge, counts) in [("Fence.before:1", false), ("Fence.after:1", true)] {
+        world(async move |w| {
+            let site = one_server(&["data"]).await;
+            let fault = Fault::of(w);
+            let (client, mut node) = n1(w, &site).await;
+            claim(&client, "data", "web").await.unwrap();
+            fault.arm(edge);
+            fence(&site, "n1").await;
+            let mut shown = String::new();
+            eventually("csid is killed", async || {
+                shown.push_str(&w.status());
+                w.dead()
+            })
+            .await;
+            assert!(!shown.contains("refused as fenced"), "{edge}: csid showed it first: {shown}");
+            node.link.kill();
+            fault.disarm();
+            match counts {
+                true => {
+                    let why = refused_while_cut_off(w).await;
+                    assert!(why.contains("fenced"), "{why}");
+                }
+                // Nobody has seen the fence here, and a server has to say it again.
+                false => {
+                    assert!(w.launch(&[]).await);
+                    cut_off(w).await;
+                }
+            }
+            node.link = site.link("n1", &site.client_pair("csid://prod/node/n1"), &site.addresses);
+            fenced(w).await;
+        });
+    }
+}
+
+/// The row says mounted, and its claim was granted before the fence.
+#[test]
+fn fenced_host_repairs_no_mount() {
+    world(async |w| {
+        let site = one_server(&["data"]).await;
+        let (client, _link) = n1(w, &site).await;
+        let mounted = mount_registered(&client, "data", "web").await.unwrap();
+        fence(&site, "n1").await;
+        fenced(w).await;
+        rustix::mount::unmount(mounted.source.as_str(), rustix::mount::UnmountFlags::empty()).unwrap();
+        let (kind, error) = refusal(mount_registered(&client, "data", "web").await);
+        assert_eq!((kind, error.message.contains("fenced")), (Kind::Unavailable, true), "{}", error.message);
+        let mounts = kernel::mounts().unwrap();
+        assert!(mounts.iter().all(|mount| mount.point.as_os_str() != mounted.source.as_str()));
+        unmount(&client, "data", "web").await.expect("an unmount needs no server");
+        joined(w).await;
         w.nothing_left(&client).await;
     });
 }

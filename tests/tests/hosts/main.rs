@@ -6,6 +6,7 @@ mod certificates;
 mod controllers;
 mod creations;
 mod cut_off;
+mod drained;
 #[path = "../../../etcd/tests/etcd/cluster.rs"]
 #[allow(dead_code, reason = "the tests of the registry use more of it")]
 mod etcd;

@@ -113,7 +113,7 @@ async fn change_of_the_clusters_state_is_signalled() {
         controller_credentials: Default::default(),
         controller_volumes: Default::default(),
     };
-    let node = Arc::new(Node::new(&config, "n1", "journal", "boot"));
+    let node = Arc::new(Node::new(&config, "n1", "journal", "boot", None));
     world.rooms.node = Some(node.clone());
     let (path, _serving) = world.listen();
     let client = connect(&path).await;

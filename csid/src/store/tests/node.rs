@@ -84,3 +84,50 @@ async fn node_ids_are_kept_in_a_new_journal() {
     store.close().await.unwrap();
     assert_eq!(open().1.node_ids, expected);
 }
+
+#[tokio::test]
+async fn fence_is_kept_until_it_is_deleted() {
+    let (_root, directory) = temporary();
+    let open = || Store::open(&directory, directory.parent().unwrap(), None).unwrap();
+    let fence = |number| JournaledFence { number, boot: "boot marker".into() };
+    let (store, loaded) = open();
+    assert_eq!(loaded.fence, None);
+    for number in [1, 2] {
+        store.commit(vec![Change::PutFence(fence(number))], Durability::Disk).await.unwrap();
+    }
+    store.close().await.unwrap();
+    let (store, loaded) = open();
+    assert_eq!(loaded.fence, Some(fence(2)), "the later one");
+    store.close().await.unwrap();
+
+    let db = Connection::open(database(&directory)).unwrap();
+    db.execute("UPDATE meta SET sum = sum + 1 WHERE key = 'modify_index'", []).unwrap();
+    drop(db);
+    let (store, loaded) = open();
+    assert!(store.writable().is_err());
+    assert_eq!(loaded.fence, Some(fence(2)), "as far as it can be read");
+    store.replace(Vec::new()).await.unwrap();
+    store.close().await.unwrap();
+    let (store, loaded) = open();
+    assert_eq!(loaded.fence, Some(fence(2)), "a new journal is of the same boot");
+    store.commit(vec![Change::DeleteFence], Durability::Disk).await.unwrap();
+    store.close().await.unwrap();
+    assert_eq!(open().1.fence, None);
+}
+
+/// A value that is not a fence is damage, and does not stand for no fence.
+#[tokio::test]
+async fn fence_that_is_not_one_is_damage() {
+    let (_root, directory) = temporary();
+    let open = || Store::open(&directory, directory.parent().unwrap(), None).unwrap();
+    let (store, _) = open();
+    let fence = JournaledFence { number: 1, boot: "boot marker".into() };
+    store.commit(vec![Change::PutFence(fence)], Durability::Disk).await.unwrap();
+    store.close().await.unwrap();
+    let db = Connection::open(database(&directory)).unwrap();
+    checksum::add(&db).unwrap();
+    db.execute("UPDATE meta SET value = '{}', sum = checksum('fence', '{}') WHERE key = 'fence'", [])
+        .unwrap();
+    drop(db);
+    assert!(open().0.writable().is_err());
+}

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use crate::error::Step;
-use crate::store::registry::{ClaimState, Record};
+use crate::store::registry::{ClaimState, Record, VolumeName};
 use crate::store::rows::MountRow;
 use crate::volume::api::operation_kind::OperationKind;
 
@@ -113,6 +113,28 @@ pub struct Drained {
     pub failed: Vec<String>,
     /// The claims and attachments made apart from a mount. They are unchanged.
     pub claimed: Vec<String>,
+}
+
+/// What a drain of this node leaves of the servers' volumes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeDrained {
+    /// The first ones: mounts by their keys, then claims.
+    pub left: Vec<LeftByDrain>,
+    /// The number of all.
+    pub count: usize,
+}
+
+/// A mount that stays, or a claim without a mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeftByDrain {
+    pub name: VolumeName,
+    pub consumer: String,
+    /// Empty: a mount without a tag, or a claim.
+    pub tag: String,
+    /// Where the consumer has the mount. Empty: it is a claim.
+    pub target: String,
+    /// Why it stays: who uses it, for a mount in use.
+    pub why: String,
 }
 
 /// The result of [`Volumes::declare`].

@@ -54,10 +54,7 @@ impl<S: Site> Engine<'_, S> {
         ahead: &[Arc<Claim>],
     ) -> Result<Record> {
         self.site.operation().step.set(Step::Claim);
-        // What a fenced node has claimed may be another node's.
-        if let Some(error) = self.records.servers.as_ref().and_then(|servers| servers.fence()) {
-            return Err(error);
-        }
+        self.records.refuse_here()?;
         let mut record = self.registered_as_mine(name).await?;
         // A row that waits at the servers for this operation goes on.
         let waits = self.site.operation().queued.contains(&wanted.consumer);

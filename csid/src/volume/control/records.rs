@@ -52,6 +52,16 @@ impl Records {
         Records { registry, plugins, config, node, declarations, servers, boot, counting }
     }
 
+    /// Refuses a claim or a mount that the cluster does not want here. What a fenced node has claimed may be another node's. A mount on a node
+    /// that drains would be unmounted again.
+    pub(in crate::volume) fn refuse_here(&self) -> Result<()> {
+        let servers = self.servers.as_ref();
+        match servers.and_then(|servers| servers.fence().or_else(|| servers.drain())) {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+
     pub(in crate::volume) fn boot(&self) -> String {
         self.boot.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -47,10 +47,17 @@ impl Executor<'_> {
                     if there(&row, &look) && !healthy(&row, &look) && !is_healed {
                         return Err(MountError::Dead { path: row.source }.into());
                     }
+                    let sight = self.shared.sight_of(&row, &look).await;
+                    if sight == Observed::There && row.phase == Phase::Mounted {
+                        return self.answer(key);
+                    }
+                    if row.spec.registered {
+                        // A mount that others have removed would be made again, by a claim of before.
+                        self.shared.records.refuse_here()?;
+                    }
                     let mounts = &self.rows.volume().mounts;
-                    let mut sights = match self.shared.sight_of(&row, &look).await {
-                        Observed::There if row.phase == Phase::Mounted => return self.answer(key),
-                        sight if mounts.len() == 1 => vec![sight],
+                    let mut sights = match mounts.len() {
+                        1 => vec![sight],
                         _ => self.shared.sights(mounts).await,
                     };
                     if !self.heals {

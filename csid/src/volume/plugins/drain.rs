@@ -23,7 +23,7 @@ use crate::volume::operation::request::OperationRequest;
 use crate::volume::tables::leaving_plugins::Leave;
 
 /// The number of mounts that a drain unmounts in parallel.
-const AT_ONCE: usize = 32;
+pub(in crate::volume::plugins) const AT_ONCE: usize = 32;
 
 impl Volumes {
     /// Returns the plugins that rows, claims and operations under way need.
@@ -136,7 +136,10 @@ impl Volumes {
             if mounts.is_empty() {
                 break;
             }
-            let unmounting = mounts.into_iter().map(|(key, volume)| self.shared.drain_one(key, volume, uid));
+            let unmounting = mounts.into_iter().map(|(key, volume)| {
+                let (how, wait) = (Unmounting::default(), Wait::default());
+                self.shared.drain_one(key, volume, uid, how, wait)
+            });
             ended.extend(futures_util::stream::iter(unmounting).buffered(AT_ONCE).collect::<Vec<_>>().await);
         }
         let mut drained = Drained::default();
@@ -172,15 +175,17 @@ impl Volumes {
 
 impl Context {
     /// Unmounts one mount. Returns its key, and why it is still there. `None`: it is gone.
-    async fn drain_one(
+    pub(in crate::volume::plugins) async fn drain_one(
         self: &Arc<Self>,
         key: MountKey,
         volume: VolumeKey,
         uid: u32,
+        how: Unmounting,
+        wait: Wait,
     ) -> (MountKey, Option<Error>) {
-        let (authority, how) = (Authority::Any(uid), Unmounting::default());
+        let authority = Authority::Any(uid);
         let work = OperationRequest::Unmount { key: key.clone(), authority, how, uncovered: None };
-        let done = match self.ask(&volume, uid, work, Wait::default()) {
+        let done = match self.ask(&volume, uid, work, wait) {
             Ok(answer) => self.answered(answer).await,
             Err(error) => Err(error),
         };

@@ -2,3 +2,4 @@
 
 pub(in crate::volume) mod drain;
 pub(in crate::volume) mod inventory;
+mod node_drain;

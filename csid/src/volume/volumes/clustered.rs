@@ -13,8 +13,8 @@ use crate::store::registry::{
     Capability, Claim, ClaimFilter, ClaimState, Expansion, ListedClaim, MadeSnapshot, Record, RecordFilter,
     Standing, VolumeName,
 };
-use crate::store::rows::{MountKey, Phase};
-use crate::store::{Durability, MountFilter};
+use crate::store::rows::{JournaledFence, MountKey, Phase};
+use crate::store::{Change, Durability, MountFilter};
 use crate::volume::api::requests::{
     Authority, CreateRequest, Force, Part, ReleaseRequest, UnmountRequest, Unmounting, VolumeRequest, Wait,
 };
@@ -137,6 +137,12 @@ impl Volumes {
             .all(|listed| listed.claim.state == ClaimState::ControllerDetached))
     }
 
+    /// Keeps in the journal that the servers have fenced this node. `None`: they have not.
+    pub async fn keep_fence(&self, fence: Option<JournaledFence>) -> Result<()> {
+        let change = fence.map_or(Change::DeleteFence, Change::PutFence);
+        Ok(self.shared.store.commit(vec![change], Durability::Disk).await?)
+    }
+
     /// Unmounts the servers' volumes, and releases their claims. A mount that is in use stays, and so does its claim. A mount whose server is
     /// dead is detached. Returns the first failure after all were tried.
     pub async fn leave_servers(&self) -> Result<()> {
@@ -180,7 +186,7 @@ impl Volumes {
     }
 
     /// Returns this node's claims in the journal, and the index at which they were.
-    async fn own_claims(&self) -> Result<(Vec<ListedClaim>, u64)> {
+    pub(in crate::volume) async fn own_claims(&self) -> Result<(Vec<ListedClaim>, u64)> {
         let filter = ClaimFilter { node: Some(self.shared.records.node.clone()), ..ClaimFilter::default() };
         Ok(self.shared.records.registry.claims(filter).await?)
     }
