@@ -16,7 +16,8 @@ pub fn is_later(call: &str, other: &str) -> bool {
 
 /// Returns the beginning and the place of a call's name. `None`: the name has another form.
 fn placed(call: &str) -> Option<(&str, u64)> {
-    let (rest, _random) = call.rsplit_once('.')?;
+    // The name of the caller is before a slash, and may have points.
+    let (rest, _random) = call.rsplit_once('.').filter(|(_, random)| !random.contains('/'))?;
     let (beginning, place) = rest.rsplit_once('.')?;
     Some((beginning, u64::from_str_radix(place, 16).ok()?))
 }
@@ -42,6 +43,10 @@ mod tests {
         let later = name_call("node/n1/a", 2, "r");
         for other in ["", ".", "..", "node/n1/a", "node/n1/a.r", "node/n1/a.x.r", "node/n1/a.-1.r"] {
             assert!(!is_later(&later, other) && !is_later(other, &call), "{other:?}");
+        }
+        let without = ["operator/ops.1.x/c", "operator/ops.2.x/c", "operator/ops.2/c.3"];
+        for (one, other) in without.iter().flat_map(|one| without.map(|other| (one, other))) {
+            assert!(!is_later(one, other), "{one} {other}");
         }
         for beginning in ["node/n2/a", "node/n1/b", "operator/n1/a"] {
             let other = name_call(beginning, 9, "r");
