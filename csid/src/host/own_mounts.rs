@@ -114,12 +114,12 @@ impl KnownMounts {
             };
             (refreshed, known) = blocking(work).await.ok()?;
         }
-        let mut found = refreshed.and_then(|()| known.about(paths, devices, shown, question));
+        let mut found = refreshed.and_then(|()| known.about(paths, devices, shown, question, false));
         if found.as_ref().is_err_and(|error| error.kind() == ErrorKind::WouldBlock) {
             let work = move || Ok((known.read_roots(newest), known));
             let read;
             (read, known) = blocking(work).await.ok()?;
-            found = read.and_then(|()| known.about(paths, devices, shown, question));
+            found = read.and_then(|()| known.about(paths, devices, shown, question, true));
         }
         found.unwrap_or_else(|error| {
             tracing::debug!(%error, "csid reads its whole mount table");
@@ -262,13 +262,14 @@ impl Known {
     }
 
     /// Answers as [`KnownMounts::about`] does the question of this number. Fails with `WouldBlock` if the directories of all mounts
-    /// have to be read first.
+    /// have to be read first. `has_read`: they were, since nothing else used them.
     fn about(
         &mut self,
         paths: &OwnPaths<'_>,
         devices: &[u64],
         shown: &[Shown],
         question: u64,
+        has_read: bool,
     ) -> Result<Option<Vec<MountEntry>>> {
         let places: BTreeSet<u64> = paths.exact.iter().map(|path| self.hasher.hash_one(*path)).collect();
         let at_places: Vec<u64> = self.mounts.at(&places).take(FEW + 1).collect();
@@ -297,8 +298,10 @@ impl Known {
                 known.is_some_and(|facts| *facts.root != *now.root)
             };
             let is_read_since = self.read.is_some_and(|read| read.read_for >= question);
-            let is_known = !paths.needs_read && self.has_roots() && !found.iter().any(is_renamed);
-            if !is_read_since && !is_known {
+            // The volume's directory may have been renamed after a read that another question has made.
+            let is_known =
+                (is_read_since || (!paths.needs_read && self.has_roots())) && !found.iter().any(is_renamed);
+            if !has_read && !is_known {
                 return Err(long());
             }
             let shows = roots.iter().flat_map(|(device, root)| self.mounts.may_show(*device, root));
@@ -403,7 +406,7 @@ mod tests {
         known.refresh(usize::MAX, BEFORE).unwrap();
         let mounted = mounted.iter().map(|path| path.as_os_str()).collect();
         let paths = OwnPaths { mounted, ..at_paths(at) };
-        let found = known.about(&paths, &[], shown, LATER).unwrap()?;
+        let found = known.about(&paths, &[], shown, LATER, false).unwrap()?;
         let all = table::entries().unwrap();
         for entry in &found {
             assert!(all.iter().any(|one| is_same(one, entry)), "mountinfo shows another one: {entry:?}");
@@ -436,7 +439,7 @@ mod tests {
     /// Returns whether csid has to read all directories before it knows the mounts at `at`.
     fn reads_first(known: &mut Known, at: &Path) -> bool {
         known.refresh(usize::MAX, BEFORE).unwrap();
-        let answer = known.about(&at_paths(&[at]), &[], &[], LATER);
+        let answer = known.about(&at_paths(&[at]), &[], &[], LATER, false);
         answer.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
     }
 
@@ -465,12 +468,12 @@ mod tests {
             assert_eq!(ask(known, &[&c, &d], &[&c, &d], &[]), Some(vec![c, d.clone()]));
             // Of the whole file system each mount is a part.
             let all = OwnPaths { below: vec![root], ..at_paths(&[&b]) };
-            assert!(known.about(&all, &[], &[], LATER).unwrap().is_none(), "too many to ask for each");
+            assert!(known.about(&all, &[], &[], LATER, false).unwrap().is_none(), "too many to ask for each");
             for number in 0..4 {
                 unmount(root.join(format!("crowd/{number}")), UnmountFlags::empty()).unwrap();
             }
             known.refresh(usize::MAX, BEFORE).unwrap();
-            let found = known.about(&all, &[], &[], LATER).unwrap().expect("few enough");
+            let found = known.about(&all, &[], &[], LATER, false).unwrap().expect("few enough");
             assert_eq!(found.len(), 3 + OTHERS + 1 - 4, "{found:?}");
         });
     }
@@ -485,17 +488,24 @@ mod tests {
             std::fs::rename(b.join("0"), b.join("x/0")).unwrap();
             assert_eq!(ask(known, &[&c], &[&c], &[]), Some(vec![c.clone()]), "csid uses what it has read");
             let fresh = OwnPaths { needs_read: true, ..at_paths(&[&c]) };
-            assert!(known.about(&fresh, &[], &[], LATER).is_err(), "this question does not");
+            assert!(known.about(&fresh, &[], &[], LATER, false).is_err(), "this question does not");
             use_until(known, Instant::now());
             assert!(reads_first(known, &c), "csid has used it for long enough");
             read(known);
-            let answer = known.about(&fresh, &[], &[], BEFORE).unwrap();
+            let answer = known.about(&fresh, &[], &[], BEFORE, false).unwrap();
             assert!(answer.is_none(), "the bind is at a foreign path");
-            assert!(known.about(&fresh, &[], &[], LATER).is_err(), "a later question needs another read");
+            assert!(
+                known.about(&fresh, &[], &[], LATER, false).is_err(),
+                "a later question needs another read"
+            );
             assert_eq!(ask(known, &[&c], &[&c], &[]), None, "the bind is at a foreign path");
             // The volume's own directory is renamed: what is known of the others may be older.
             std::fs::rename(b.join("x"), b.join("z")).unwrap();
             assert!(reads_first(known, &c));
+            assert!(
+                known.about(&fresh, &[], &[], BEFORE, false).is_err(),
+                "another question's read is older"
+            );
             read(known);
             assert!(!reads_first(known, &c));
         });
@@ -536,7 +546,7 @@ mod tests {
                 read(known);
                 unmount(&d, UnmountFlags::empty()).unwrap();
                 // Another bind may have come before this one went.
-                assert!(known.about(&at_paths(&[&c]), &[], &[], LATER).unwrap().is_none());
+                assert!(known.about(&at_paths(&[&c]), &[], &[], LATER, false).unwrap().is_none());
                 assert_eq!(
                     ask(known, &[&c], &[&c], &[]),
                     Some(vec![c.clone()]),
@@ -595,7 +605,7 @@ mod tests {
             assert_eq!(known.mounts.len(), facts);
             // It may be of this volume, and only mountinfo has its path.
             let c = root.join("c");
-            let found = known.about(&at_paths(&[&c]), &[], &[], LATER);
+            let found = known.about(&at_paths(&[&c]), &[], &[], LATER, false);
             assert!(is_too_long(&found.unwrap_err()));
         });
     }
