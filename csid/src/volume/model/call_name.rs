@@ -18,7 +18,7 @@ pub fn is_later(call: &str, other: &str) -> bool {
 fn placed(call: &str) -> Option<(&str, u64)> {
     // The name of the caller is before a slash, and may have points.
     let (rest, _random) = call.rsplit_once('.').filter(|(_, random)| !random.contains('/'))?;
-    let (beginning, place) = rest.rsplit_once('.')?;
+    let (beginning, place) = rest.rsplit_once('.').filter(|(_, place)| place.len() == 16)?;
     Some((beginning, u64::from_str_radix(place, 16).ok()?))
 }
 
