@@ -61,10 +61,17 @@ impl Cluster {
         Ok(self.drained_row(node).await?.filter(counts).map(|report| shown(report, most)))
     }
 
+    /// Returns a node's last report. `None`: there is none, or this server cannot read it.
     async fn drained_row(&self, node: &str) -> Result<Option<DrainedRow>> {
         let key = RowKey::Report(node.to_owned());
-        let row = self.rows.read(&key).await?;
-        Ok(row.map(|row| rows::read(&key, &row)).transpose()?.map(|read| read.value))
+        let Some(row) = self.rows.read(&key).await? else { return Ok(None) };
+        match rows::read(&key, &row) {
+            Ok(read) => Ok(Some(read.value)),
+            Err(error) => {
+                tracing::warn!(node, %error, "the report of a node's drain cannot be read");
+                Ok(None)
+            }
+        }
     }
 }
 
