@@ -32,13 +32,15 @@ impl FenceMemory {
         self.known().number
     }
 
-    /// Notes that the servers refuse this node as fenced. The journal has it before anything is refused or given up for it. If the journal
+    /// Notes that the servers refuse this node as fenced. The journal has it before anything is given up for it. If the journal
     /// cannot be written, the fence counts until csid ends, and the next refusal tries again. `number`: 0: the server does not name it.
     pub(super) async fn begin(&self, number: u64, boot: &str, volumes: &Volumes) {
         let known = self.known();
         // A server of an earlier version names none.
         let number = if number == 0 { known.number.unwrap_or(0) } else { number };
         let fence = JournaledFence { number, boot: boot.to_owned() };
+        // Mounts are refused from now on, however long the journal takes.
+        self.set(KnownFence { journal: known.journal.clone(), number: Some(number) });
         let kept = keep(&known, Some(fence), volumes).await;
         let journal = kept.unwrap_or_else(|error| {
             tracing::error!(%error, "the journal does not have that this host is fenced, and a restart of csid would forget it");

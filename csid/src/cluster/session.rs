@@ -198,8 +198,9 @@ impl Node {
             );
             return Err(End::Refused { reason: "another-name".to_owned(), message });
         }
-        self.fence.end(volumes).await;
+        // A fenced node may join as one that drains, and mounts nothing in between.
         self.set_drain(drain);
+        self.fence.end(volumes).await;
         self.has_seen(generation, 0);
         self.orders.begin(generation, revision);
         let mut session = Session { to_server, from_server, reported: BTreeMap::new() };
