@@ -215,6 +215,7 @@ pub(super) async fn unmount(call: Call) -> Answer {
         force,
         must_exist: options.flag("must-exist"),
         once: options.optional_flag("wait") == Some(false),
+        by_drain: false,
     };
     let volumes = &call.server.rooms.volumes;
     let uid = call.permit.uid();

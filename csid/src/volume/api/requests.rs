@@ -84,6 +84,8 @@ pub struct Unmounting {
     pub must_exist: bool,
     /// Whether the call is answered after the first try. The rest is then retried without the caller.
     pub once: bool,
+    /// Whether nothing is unmounted any more once this node has stopped to drain.
+    pub by_drain: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::config::Config;
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::fault;
 use crate::plugin::Plugins;
 use crate::store::Durability;
@@ -59,6 +59,14 @@ impl Records {
         match servers.and_then(|servers| servers.fence().or_else(|| servers.drain())) {
             Some(error) => Err(error),
             None => Ok(()),
+        }
+    }
+
+    /// Refuses what only a drain of this node wants, when the node drains no more.
+    pub(in crate::volume) fn require_drain(&self) -> Result<()> {
+        match self.servers.as_ref().and_then(|servers| servers.drain()) {
+            Some(_) => Ok(()),
+            None => Err(Error::new(Kind::Cancelled, "this node drains no more")),
         }
     }
 

@@ -45,6 +45,9 @@ impl Executor<'_> {
                 restored.map(OperationResponse::Mounted)
             }
             OperationRequest::Unmount { key, authority, how, uncovered } => {
+                if how.by_drain {
+                    self.shared.records.require_drain()?;
+                }
                 let missing = self.row(&key).is_none();
                 if let Some(uncovered) = uncovered {
                     self.uncover(&key, uncovered)?;

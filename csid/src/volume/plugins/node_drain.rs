@@ -10,7 +10,7 @@ use tokio::sync::broadcast;
 use crate::error::Result;
 use crate::store::MountFilter;
 use crate::store::registry::{Claim, ClaimState, VolumeName};
-use crate::store::rows::{Event, MountKey, MountRow};
+use crate::store::rows::{Event, MountKey, MountRow, Phase};
 use crate::volume::api::requests::{Unmounting, Wait};
 use crate::volume::api::views::{LeftByDrain, NodeDrained};
 use crate::volume::manager::Volumes;
@@ -22,17 +22,22 @@ const LONGEST: Duration = Duration::from_secs(60);
 const NAMED: usize = 32;
 
 impl Volumes {
-    /// Tries once to unmount every mount of the servers' volumes, and returns what is left. A mount in use stays. When the future is dropped,
-    /// the unmounts that have begun go on, and no other begins.
+    /// Tries once to unmount every mount of the servers' volumes, and returns what is left. A mount in use stays. When the node drains no
+    /// more, the unmounts that have begun go on, and no other begins.
     pub async fn drain_node(&self) -> Result<NodeDrained> {
         self.shared.changeable()?;
         let mounts = self.servers_mounts().await?;
         let trying = mounts.into_iter().map(|row| async move {
-            let MountRow { key, volume, source, spec, .. } = row;
-            let how = Unmounting { once: true, ..Unmounting::default() };
+            let MountRow { key, volume, source, spec, phase, .. } = row;
+            let target = spec.target.unwrap_or(source);
+            if matches!(phase, Phase::Mounting | Phase::Unmounting | Phase::Uncertain) {
+                // It may be in use, and csid looks for users of a mount alone.
+                return Some((key, target, "csid is at work on it".to_owned()));
+            }
+            let how = Unmounting { once: true, by_drain: true, ..Unmounting::default() };
             let wait = Wait { deadline: Some(Instant::now() + LONGEST), ..Wait::default() };
             let (key, error) = self.shared.drain_one(key, volume, 0, how, wait).await;
-            error.map(|error| (key, spec.target.unwrap_or(source), error.message))
+            error.map(|error| (key, target, error.message))
         });
         let mut trying = futures_util::stream::iter(trying).buffered(AT_ONCE);
         let (mut drained, mut mounted) = (NodeDrained::default(), BTreeSet::new());
@@ -83,7 +88,8 @@ fn stays(claim: &Claim) -> Option<String> {
         // No server grants a claim to a node that drains.
         (ClaimState::Pending | ClaimState::ControllerDetached, _) => return None,
         (_, Some(error)) => error.clone(),
-        (_, None) if claim.releasing || claim.by_mount => "it is being released".to_owned(),
+        (_, None) if claim.releasing => "it is being released".to_owned(),
+        (_, None) if claim.by_mount => "csid is at work on its mount".to_owned(),
         (_, None) => "it was claimed by itself, and nobody has released it".to_owned(),
     };
     Some(why)
@@ -124,9 +130,8 @@ mod tests {
             let error = error.map(str::to_owned);
             stays(&Claim { by_mount, releasing, error, ..of(ClaimState::NodeDetached) }).unwrap()
         };
-        for why in [released(true, false, None), released(false, true, None)] {
-            assert_eq!(why, "it is being released");
-        }
+        assert_eq!(released(false, true, None), "it is being released");
+        assert_eq!(released(true, false, None), "csid is at work on its mount");
         assert_eq!(released(false, true, Some("no controller")), "no controller");
     }
 }

@@ -171,7 +171,7 @@ impl Volumes {
             key: MountKey { namespace, volume, consumer: consumer.clone(), tag: String::new() },
             authority: Authority::Any(0),
             all_tags: true,
-            how: Unmounting { force: Force::Dead, must_exist: false, once: true },
+            how: Unmounting { force: Force::Dead, once: true, ..Unmounting::default() },
             uncovered: None,
             wait: wait(),
         };
