@@ -134,6 +134,42 @@ fn undrain_ends_the_drain() {
     });
 }
 
+/// Another mount of the volume is under way, so the drain's unmount waits behind it until the drain is over.
+#[test]
+fn unmount_that_waits_ends_with_the_drain() {
+    world(async |w| {
+        let site = Site::start(1).await;
+        site.register("data", "multi-node-multi-writer").await;
+        let (client, _link) = n1(w, &site).await;
+        mount_registered(&client, "data", "web").await.unwrap();
+        w.plugin("p").rules([Rule::always("NodePublishVolume", Act::Hold)]);
+        let mounting = {
+            let client = client.clone();
+            tokio::spawn(async move { mount_registered(&client, "data", "slow").await })
+        };
+        eventually("the plugin publishes", async || {
+            w.plugin("p").count("NodePublishVolume", "ext-data") == 2
+        })
+        .await;
+        set(&site, 0, Change::Drain(DrainAsk {})).await;
+        drains(w, true).await;
+        eventually("the unmount waits", async || {
+            let operations = client.list_operations().await.expect("the operations");
+            operations.iter().any(|of| of.kind == "unmount")
+        })
+        .await;
+        set(&site, 0, Change::Undrain(UndrainAsk {})).await;
+        drains(w, false).await;
+        w.plugin("p").honest();
+        mounting.await.unwrap().expect("a mount that was under way");
+        tokio::time::sleep(TRIED).await;
+        assert!(is_mounted(&client, "data").await, "a drain that is over has unmounted it");
+        unmount(&client, "data", "web").await.unwrap();
+        unmount(&client, "data", "slow").await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
 #[test]
 fn drain_goes_on_after_the_death_of_a_server() {
     world(async |w| {
