@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 /// A mount, its file system, which never changes, and where it was when csid first asked.
 #[derive(Clone)]
-pub(super) struct Facts {
+pub(super) struct MountFacts {
     pub id: u64,
     /// Its id in mountinfo. The kernel uses such an id again.
     pub old_id: u64,
@@ -17,7 +17,7 @@ pub(super) struct Facts {
     pub root: Arc<Path>,
 }
 
-impl Facts {
+impl MountFacts {
     /// Returns whether the mount may show something of the directory `root` of the file system `device`.
     pub fn may_show(&self, device: u64, root: &Path) -> bool {
         self.device == device && (self.root.as_os_str().is_empty() || self.root.starts_with(root))
@@ -27,7 +27,7 @@ impl Facts {
 #[derive(Default)]
 pub(super) struct MountIndex {
     /// In the order of the ids.
-    mounts: Vec<Facts>,
+    mounts: Vec<MountFacts>,
     /// File systems, directories and ids. The directories below another one follow it.
     roots: BTreeSet<(u64, Arc<Path>, u64)>,
 }
@@ -37,7 +37,7 @@ impl MountIndex {
         self.mounts.len()
     }
 
-    pub fn get(&self, id: u64) -> Option<&Facts> {
+    pub fn get(&self, id: u64) -> Option<&MountFacts> {
         Some(&self.mounts[self.find(id).ok()?])
     }
 
@@ -46,7 +46,7 @@ impl MountIndex {
     }
 
     /// Returns the known mounts, in the order of their ids.
-    pub fn iter(&self) -> impl Iterator<Item = &Facts> {
+    pub fn iter(&self) -> impl Iterator<Item = &MountFacts> {
         self.mounts.iter()
     }
 
@@ -69,7 +69,7 @@ impl MountIndex {
     }
 
     /// Notes a mount, or what has changed of it.
-    pub fn note(&mut self, mut facts: Facts) {
+    pub fn note(&mut self, mut facts: MountFacts) {
         // The mounts of a volume show the same directory.
         if let Some((_, root, _)) = self.roots.range((facts.device, Arc::clone(&facts.root), 0)..).next()
             && *root == facts.root
@@ -120,7 +120,7 @@ mod tests {
         let mut index = MountIndex::default();
         for (id, device, root) in mounts {
             let root = Arc::from(Path::new(root));
-            index.note(Facts { id: *id, old_id: *id, device: *device, place: *id, root });
+            index.note(MountFacts { id: *id, old_id: *id, device: *device, place: *id, root });
         }
         index
     }
@@ -165,7 +165,8 @@ mod tests {
         assert_eq!(index.roots.len(), 1);
         let at = |index: &MountIndex| index.at(&BTreeSet::from([2, 4])).collect::<Vec<_>>();
         assert_eq!(at(&index), [4]);
-        let moved = Facts { place: 9, root: Arc::from(Path::new("/d")), ..index.get(4).unwrap().clone() };
+        let moved =
+            MountFacts { place: 9, root: Arc::from(Path::new("/d")), ..index.get(4).unwrap().clone() };
         index.note(moved);
         assert!(at(&index).is_empty());
         assert_eq!(index.at(&BTreeSet::from([9])).collect::<Vec<_>>(), [4]);

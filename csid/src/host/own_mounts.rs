@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Mutex;
 
-use crate::host::mount_index::{Facts, MountIndex};
+use crate::host::mount_index::{MountFacts, MountIndex};
 use crate::host::namespaces::Shown;
 use crate::host::statmount::{OWN, Stat, mounts, unless_gone};
 use crate::host::table::{self, MountEntry, blocking};
@@ -212,15 +212,15 @@ impl Known {
     }
 
     /// Asks for a new mount. `None`: it is gone.
-    fn facts(&mut self, id: u64) -> Result<Option<Facts>> {
+    fn facts(&mut self, id: u64) -> Result<Option<MountFacts>> {
         match self.entry(id) {
             Err(error) if is_too_long(&error) => {
                 let (old_id, device) = self.stat().identity(OWN, id)?;
-                Ok(Some(Facts { id, old_id, device, place: 0, root: Arc::from(Path::new("")) }))
+                Ok(Some(MountFacts { id, old_id, device, place: 0, root: Arc::from(Path::new("")) }))
             }
             Ok(Some(MountEntry { id: old_id, device, path, root, .. })) => {
                 let place = self.hasher.hash_one(path.as_os_str());
-                Ok(Some(Facts { id, old_id, device, place, root: Arc::from(root) }))
+                Ok(Some(MountFacts { id, old_id, device, place, root: Arc::from(root) }))
             }
             Ok(None) => Ok(None),
             Err(error) => Err(error),
@@ -233,14 +233,14 @@ impl Known {
         let begun = Instant::now();
         let text = table::text().map_err(Error::other)?;
         let asked = self.mounts.iter().filter(|facts| !facts.root.as_os_str().is_empty());
-        let asked: HashMap<u64, Facts> = asked.map(|facts| (facts.old_id, facts.clone())).collect();
+        let asked: HashMap<u64, MountFacts> = asked.map(|facts| (facts.old_id, facts.clone())).collect();
         for mount in table::briefs(&text) {
             // A mount that is gone may get what one shows that has its id now. csid asks before it believes.
             let Some(facts) = asked.get(&mount.id) else { continue };
             let Some((root, path)) = mount.root_and_path() else { continue };
             let place = self.hasher.hash_one(path.as_os_str());
             if (facts.place, facts.root.as_os_str()) != (place, root.as_os_str()) {
-                self.mounts.note(Facts { place, root: Arc::from(&*root), ..facts.clone() });
+                self.mounts.note(MountFacts { place, root: Arc::from(&*root), ..facts.clone() });
             }
         }
         let used = (begun.elapsed() * USES_OF_READ).clamp(SHORTEST_USE, LONGEST_USE);
