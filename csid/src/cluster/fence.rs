@@ -1,4 +1,5 @@
-//! What this node knows of its fence. The journal has each change before csid acts on it, so a restart of csid forgets no fence.
+//! What this node knows of its fence. csid refuses mounts at once. The journal has the fence before csid gives anything up for it, so a restart of csid
+//! forgets no such fence.
 //!
 //! A fence counts from a server's refusal until this node has joined, or until another boot.
 
@@ -54,7 +55,7 @@ impl FenceMemory {
         let known = self.known();
         let journal = keep(&known, None, volumes).await.unwrap_or_else(|error| {
             tracing::warn!(%error, "the journal has a fence that is over");
-            known.journal.clone()
+            known.journal
         });
         self.set(KnownFence { journal, number: None });
     }
