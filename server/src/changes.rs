@@ -72,8 +72,32 @@ impl Wanted {
 }
 
 impl Cluster {
-    /// Has a plugin create a volume, and registers it for the caller. The same call joins a creation that goes on.
+    /// Has a plugin create an empty volume, and registers it for the caller. The same call joins a creation that goes on.
     pub async fn create(&self, caller: &Identity, ask: CreateAsk) -> Result<VolumeRow> {
+        let (name, plugin, new) = self.creation(caller, ask)?;
+        if new.spec.has_source() {
+            return Err(Error::invalid("a call that creates an empty volume has a snapshot or clone").into());
+        }
+        self.reach_creation(caller, &name, plugin, new).await
+    }
+
+    /// Has a plugin create a volume, and registers it for the caller.
+    pub(crate) async fn reach_creation(
+        &self,
+        caller: &Identity,
+        name: &VolumeName,
+        plugin: String,
+        new: Registration,
+    ) -> Result<VolumeRow> {
+        self.reach(caller, name, &Wanted::Create(plugin, Box::new(new))).await
+    }
+
+    /// Checks a call that creates a volume. Returns the volume's name, its plugin and its registration.
+    pub(crate) fn creation(
+        &self,
+        caller: &Identity,
+        ask: CreateAsk,
+    ) -> Result<(VolumeName, String, Registration)> {
         let name = rules::volume_name(&ask.namespace, &ask.volume)?;
         self.require(caller, &name.namespace, May::Create)?;
         let mut spec = read_spec(ask.spec.unwrap_or_default())?;
@@ -90,8 +114,7 @@ impl Cluster {
             rules::check_credential(&name.namespace, credential)?;
         }
         let (min, max) = (ask.capacity_min, ask.capacity_max);
-        let new = rules::new_creation(&caller.to_string(), spec, min, max);
-        self.reach(caller, &name, &Wanted::Create(ask.plugin, Box::new(new))).await
+        Ok((name, ask.plugin, rules::new_creation(&caller.to_string(), spec, min, max)))
     }
 
     /// Has a plugin delete a volume that is the caller's own. A volume that is not there is deleted already.
@@ -159,7 +182,10 @@ impl Cluster {
                     rules::refuse_used(&record).map_err(|error| holders_of(&record, error))?;
                     rules::begin_creation(&mut after, plugin, Registration::clone(new))?;
                 }
-                Some(_) => rules::join_creation(&mut after, plugin, new, false)?,
+                Some(_) => {
+                    rules::refuse_sourceless(&record)?;
+                    rules::join_creation(&mut after, plugin, new, false)?;
+                }
             },
             Wanted::Delete => begin_deletion(&mut after)?,
             Wanted::Expand(required, limit) => begin_expansion(&mut after, *required, *limit)?,
@@ -217,13 +243,16 @@ impl Cluster {
         if let (Wanted::Delete, Some(Standing::Creating(creation))) =
             (wanted, record.registration.as_ref().map(|of| &of.standing))
             && !creation.to_delete
+            && record.volume.handle.is_creating()
         {
             // The volume was deleted, and another caller has another one created under the name.
             return Ok(Looked::Done(Box::new(view::row(&Record::none(name.clone()), caller))));
         }
         let has_ended = match (wanted, record.registration.as_ref().map(|of| &of.standing)) {
             (Wanted::Create(..), None) => true,
+            // The plugin has refused it. The source of a volume in creation is not confirmed.
             (Wanted::Delete, Some(Standing::Registered)) => true,
+            (Wanted::Delete, Some(Standing::Creating(_))) => !record.volume.handle.is_creating(),
             // Another caller has the volume deleted.
             (Wanted::Create(..), Some(Standing::Deleting { .. })) => true,
             // The plugin has refused it, or has answered with less.
@@ -243,6 +272,9 @@ impl Cluster {
             let noted = noted.map(|error| Error::new(Kind::PluginError, error));
             let error = known.or(noted).unwrap_or_else(unknown);
             return Err(error.with(|details| details.step = Some(wanted.step())).into());
+        }
+        if matches!(wanted, Wanted::Create(..)) {
+            rules::refuse_sourceless(&record)?;
         }
         if let Some(blocked) = record.registration.as_ref().and_then(|of| of.blocked.clone()) {
             let text = format!("{name} is not {}: {}", wanted.participle(), blocked.reason);
@@ -291,8 +323,9 @@ fn begin_deletion(record: &mut Record) -> Result<()> {
     registration.blocked = None;
     match &registration.standing {
         Standing::Creating(_) if unasked => record.registration = None,
-        Standing::Creating(_) => rules::doom(record),
-        Standing::Registered | Standing::Deleting { .. } => {
+        Standing::Creating(_) if record.volume.handle.is_creating() => rules::doom(record),
+        // The plugin has created the volume, and has not confirmed its source.
+        Standing::Creating(_) | Standing::Registered | Standing::Deleting { .. } => {
             let volume = record.volume.clone();
             let has_begun = rules::begin_deletion(record, &volume, false)?;
             rules::set_unasked(record, !has_begun || unasked);

@@ -60,6 +60,7 @@ mod sessions;
 #[cfg(test)]
 mod simulation;
 mod snapshots;
+mod sources;
 mod stream;
 mod time;
 mod turns;

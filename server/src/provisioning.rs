@@ -170,9 +170,12 @@ impl Driving {
                     failed = Some(is_anothers(name, other));
                 }
                 (VolumeEnd::Created(created), None) => {
-                    if let Err(error) = rules::enter_created(&mut after, &record.volume, created) {
-                        note(&mut after, &error);
-                        is_taken = false;
+                    match rules::enter_created(&mut after, &record.volume, created) {
+                        Ok(_) => block_sourceless(&mut after),
+                        Err(error) => {
+                            note(&mut after, &error);
+                            is_taken = false;
+                        }
                     }
                 }
                 (VolumeEnd::Deleted, _) => after.registration = None,
@@ -219,6 +222,15 @@ fn is_anothers(name: &VolumeName, other: &VolumeName) -> Error {
         false => format!("the plugin answered CreateVolume of {name} with a volume of another namespace"),
     };
     Error::new(Kind::AlreadyExists, text)
+}
+
+/// Blocks a volume whose source the plugin has not confirmed. The volume may be empty. Nobody uses or deletes it without a request.
+fn block_sourceless(record: &mut Record) {
+    let doubt = rules::refuse_sourceless(record).err();
+    if let (Some(doubt), Some(registration)) = (doubt, &mut record.registration) {
+        tracing::warn!(volume = %record.name, "{doubt}");
+        registration.blocked = Some(Blocked { reason: doubt.message });
+    }
 }
 
 /// Returns the expansion that a record asks for.

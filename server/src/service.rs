@@ -108,6 +108,7 @@ impl Calls for Service {
             }
             Some(What::Validate(validate)) => Ok(Response::new(self.validate(&caller, validate).await?)),
             Some(What::Create(create)) => Ok(Response::new(self.cluster.create(&caller, create).await?)),
+            Some(What::CreateFrom(create)) => Ok(Response::new(self.create_from(&caller, create).await?)),
             Some(What::Delete(delete)) => Ok(Response::new(self.cluster.delete(&caller, delete).await?)),
             Some(What::Expand(expand)) => Ok(Response::new(self.cluster.expand(&caller, expand).await?)),
             Some(What::Deregister(deregister)) => {

@@ -8,7 +8,9 @@ use csi_proto::cluster::v1::{
     Answer, CallClass, CallEnded, Capability, ControllerCall, CreateSnapshot, CreateVolume, CreatedVolume,
     DeleteSnapshot, DeleteVolume, ExpandVolume, ExternalSnapshot, Topology,
 };
-use csid::store::registry::{DrivenRpc, MadeSnapshot, Record, Registration, SnapshotWish, Standing};
+use csid::store::registry::{
+    Creation, DrivenRpc, MadeSnapshot, Record, Registration, SnapshotWish, Standing,
+};
 use csid::volume::rules::{self, Created};
 use csid::{Error, Kind};
 use tonic::Code;
@@ -131,8 +133,7 @@ impl VolumeCall {
         let mut snapshot = String::new();
         let (order, method) = match (rpc, &registration.standing) {
             (DrivenRpc::Create, Standing::Creating(creation)) => {
-                let capacities = (creation.capacity_min, creation.capacity_max);
-                (format!("+{}", registration.spec.name), Method::Create(creating(registration, capacities)))
+                (format!("+{}", registration.spec.name), Method::Create(creating(registration, creation)))
             }
             (DrivenRpc::Delete, Standing::Deleting { .. }) => {
                 (record.volume.handle.text().into_owned(), Method::Delete(DeleteVolume {}))
@@ -215,13 +216,13 @@ impl VolumeCall {
             let error = Error::internal(format!("{}: the record has no creation", record.name));
             return VolumeEnd::Failed(VolumeFailure::new(CallClass::Unknown, error));
         };
-        let CreatedVolume { external_id, volume_context, capacity, topologies } = created;
+        let CreatedVolume { external_id, volume_context, capacity, topologies, from_source } = created;
         let mut created = Created {
             external_id,
             context: volume_context,
             capacity: Some(capacity).filter(|bytes| *bytes > 0),
             topologies: topologies.into_iter().map(|topology| topology.segments).collect(),
-            from_source: true,
+            from_source: from_source || !spec.has_source(),
         };
         if creation.to_delete {
             created.context.clear();
@@ -270,7 +271,7 @@ fn expanding(record: &Record, registration: &Registration) -> Option<ExpandVolum
     })
 }
 
-fn creating(registration: &Registration, (capacity_min, capacity_max): (u64, u64)) -> CreateVolume {
+fn creating(registration: &Registration, creation: &Creation) -> CreateVolume {
     let spec = registration.spec.clone();
     let capabilities = spec.capabilities.iter().map(|of| {
         let [access_mode, attachment_mode] = rules::words_of_capability(*of).map(str::to_owned);
@@ -283,7 +284,9 @@ fn creating(registration: &Registration, (capacity_min, capacity_max): (u64, u64
         mount_group: spec.mount_group,
         parameters: spec.parameters,
         topologies: spec.topologies.into_iter().map(|segments| Topology { segments }).collect(),
-        capacity_min,
-        capacity_max,
+        capacity_min: creation.capacity_min,
+        capacity_max: creation.capacity_max,
+        source_snapshot: spec.snapshot,
+        source_volume: creation.source.clone().unwrap_or_default(),
     }
 }

@@ -27,6 +27,12 @@ impl Cluster {
         self.require(caller, &name.namespace, May::Register)?;
         let spec = read_spec(ask.spec.clone().unwrap_or_default())?;
         rules::check_volume(&ask.plugin, &ask.external_id, &spec)?;
+        if spec.has_source() {
+            return Err(Error::invalid(
+                "snapshot and clone are of volumes that are created, not of registered ones",
+            )
+            .into());
+        }
         // The volume's context says which storage gets the secrets.
         if let Some(credential) = &spec.credential {
             rules::check_credential(&name.namespace, credential)?;

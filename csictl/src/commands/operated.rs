@@ -79,8 +79,7 @@ pub async fn volume(servers: &Servers, command: Volume, json: bool, tried: &mut 
             tried.volume = Some(format!("{} {}", quoted(&namespace), quoted(&volume)));
             let what = format!("create volume {namespace}/{volume}");
             let limit = limit_of(spec.deadline_usec);
-            let create = create(namespace, volume, spec)?;
-            change_within(servers, &what, What::Create(create), json, limit).await
+            change_within(servers, &what, create(namespace, volume, spec)?, json, limit).await
         }
         Volume::Delete { volume, confirm, wait, .. } => {
             about("volume delete", &volume, tried);
@@ -174,10 +173,8 @@ fn goes_on(error: &anyhow::Error) -> bool {
 }
 
 /// Makes the call that creates a volume.
-fn create(namespace: String, volume: String, spec: CreateVolume) -> anyhow::Result<CreateAsk> {
-    if spec.snapshot.is_some() || spec.clone.is_some() {
-        bail!("snapshot and clone: the servers of a cluster create empty volumes alone");
-    }
+fn create(namespace: String, volume: String, spec: CreateVolume) -> anyhow::Result<What> {
+    let (snapshot, clone) = (spec.snapshot.unwrap_or_default(), spec.clone.unwrap_or_default());
     let (capacity_min, capacity_max) = (spec.capacity_min.unwrap_or(0), spec.capacity_max.unwrap_or(0));
     let of_both = RegisterVolume {
         secrets: spec.secrets,
@@ -196,7 +193,10 @@ fn create(namespace: String, volume: String, spec: CreateVolume) -> anyhow::Resu
         ..RegisterVolume::default()
     };
     let Register { namespace, volume, plugin, spec, .. } = register(namespace, volume, of_both)?;
-    Ok(CreateAsk { namespace, volume, plugin, spec, capacity_min, capacity_max })
+    let has_source = !snapshot.is_empty() || !clone.is_empty();
+    let spec = spec.map(|spec| Spec { snapshot, clone, ..spec });
+    let create = CreateAsk { namespace, volume, plugin, spec, capacity_min, capacity_max };
+    Ok(if has_source { What::CreateFrom(create) } else { What::Create(create) })
 }
 
 /// Makes the call of a spec. Servers keep no secrets, and root on a host decides about suid and dev.
@@ -231,6 +231,7 @@ fn register(namespace: String, volume: String, spec: RegisterVolume) -> anyhow::
             credential: spec.credential.unwrap_or_default(),
             heal: spec.heal.map(|heal| heal.as_str().to_owned()).unwrap_or_default(),
             topologies: topologies.collect(),
+            ..Spec::default()
         }),
     })
 }

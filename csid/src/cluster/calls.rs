@@ -325,7 +325,11 @@ impl Servers for Node {
                 capacity_min,
                 capacity_max,
             };
-            let row = self.change_until(change_ask::What::Create(create), until).await?;
+            let what = match spec.has_source() {
+                true => change_ask::What::CreateFrom(create),
+                false => change_ask::What::Create(create),
+            };
+            let row = self.change_until(what, until).await?;
             read_record(&name, row)
         }
         .boxed()

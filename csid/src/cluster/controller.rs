@@ -22,7 +22,7 @@ use crate::store::registry::{Registration, VolumeName, VolumeSpec};
 use crate::store::rows::VolumeKey;
 use crate::volume::Volumes;
 use crate::volume::forwarded::{
-    ForwardedAnswer, ForwardedCall, ForwardedCreation, ForwardedFailure, ForwardedRpc,
+    ForwardedAnswer, ForwardedCall, ForwardedCreation, ForwardedFailure, ForwardedRpc, ForwardedSource,
 };
 use crate::volume::rules::{self, ClaimOutcome, Created};
 
@@ -110,6 +110,7 @@ fn answer_created(created: Created) -> How {
         volume_context: created.context,
         capacity: created.capacity.unwrap_or(0),
         topologies: topologies.collect(),
+        from_source: created.from_source,
     };
     let bytes = created.encoded_len();
     if bytes > CALL {
@@ -231,7 +232,19 @@ fn creating(call: &ControllerCall, create: CreateVolume) -> Result<ForwardedCrea
     let registration: Registration = rules::new_registration("", spec);
     let usages = capabilities.into_iter().map(|of| registration.usage(of)).collect();
     let VolumeSpec { parameters, topologies, .. } = registration.spec;
-    Ok(ForwardedCreation { capacity_min, capacity_max, usages, parameters, topologies })
+    let source = read_source(create.source_snapshot, create.source_volume)?;
+    Ok(ForwardedCreation { capacity_min, capacity_max, usages, parameters, topologies, source })
+}
+
+fn read_source(snapshot: String, volume: String) -> Result<Option<ForwardedSource>> {
+    match (snapshot.is_empty(), volume.is_empty()) {
+        (true, true) => Ok(None),
+        (false, true) => {
+            rules::check_external_id(&snapshot).map(|()| Some(ForwardedSource::Snapshot(snapshot)))
+        }
+        (true, false) => rules::check_external_id(&volume).map(|()| Some(ForwardedSource::Volume(volume))),
+        (false, false) => Err(Error::invalid("a created volume has a snapshot and a volume as its source")),
+    }
 }
 
 #[cfg(test)]

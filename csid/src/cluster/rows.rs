@@ -27,12 +27,13 @@ pub fn read_spec(of: Spec) -> Result<VolumeSpec> {
         topologies: of.topologies.into_iter().map(|topology| topology.segments).collect(),
         credential: (!of.credential.is_empty()).then_some(of.credential),
         heal: rules::read_heal(&of.heal)?,
+        snapshot: of.snapshot,
+        clone: of.clone,
         ..VolumeSpec::default()
     })
 }
 
-/// Returns the spec of a volume. What it was created from is no part of the message, nor are `suid` and `dev`: on each host root alone
-/// decides about them.
+/// Returns the spec of a volume. `suid` and `dev` are no part of the message: on each host root alone decides about them.
 pub fn write_spec(of: &VolumeSpec) -> Spec {
     let capabilities = of.capabilities.iter().map(|capability| {
         let [access_mode, attachment_mode] = rules::words_of_capability(*capability).map(str::to_owned);
@@ -49,6 +50,8 @@ pub fn write_spec(of: &VolumeSpec) -> Spec {
         credential: of.credential.clone().unwrap_or_default(),
         heal: rules::heal_word(of.heal).to_owned(),
         topologies: of.topologies.iter().map(|segments| Topology { segments: segments.clone() }).collect(),
+        snapshot: of.snapshot.clone(),
+        clone: of.clone.clone(),
     }
 }
 

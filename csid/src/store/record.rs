@@ -72,6 +72,13 @@ pub struct VolumeSpec {
     pub clone: String,
 }
 
+impl VolumeSpec {
+    /// Returns whether the volume was created from a snapshot or as a clone.
+    pub fn has_source(&self) -> bool {
+        !self.snapshot.is_empty() || !self.clone.is_empty()
+    }
+}
+
 /// A CreateVolume whose answer is not known or not yet fetched.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

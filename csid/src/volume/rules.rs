@@ -49,6 +49,17 @@ pub fn registered(record: &Record) -> Result<&Registration> {
     record.registration.as_ref().ok_or_else(missing)
 }
 
+/// Fails if the volume was created, and the plugin does not confirm that its data come from the source that was asked for.
+pub fn refuse_sourceless(record: &Record) -> Result<()> {
+    match record.registration.as_ref().map(|registration| &registration.standing) {
+        Some(Standing::Creating(creation)) if creation.sourceless => {
+            let (name, external_id) = (record.name.clone(), record.volume.handle.to_string());
+            Err(VolumeError::UnconfirmedSource { name, external_id }.into())
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Changes a record to this registration, and returns the kind of the event. `None`: the record has it already.
 pub fn put_registration(
     record: &mut Record,

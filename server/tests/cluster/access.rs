@@ -96,6 +96,8 @@ async fn calls(channel: &Channel, node: &str, namespace: &str) -> BTreeMap<&'sta
     found.insert("deregister", became(client.change(deregister).await));
     // A creation for no use is refused after the grants.
     let create = CreateAsk { namespace: namespace.into(), volume: "nothing".into(), ..CreateAsk::default() };
+    let create_from = ChangeAsk { what: Some(What::CreateFrom(create.clone())) };
+    found.insert("create from a source", became(client.change(create_from).await));
     found.insert("create", became(client.change(ChangeAsk { what: Some(What::Create(create)) }).await));
     let delete = DeleteAsk { namespace: namespace.into(), volume: "nothing".into() };
     found.insert("delete", became(client.change(ChangeAsk { what: Some(What::Delete(delete)) }).await));
@@ -334,7 +336,8 @@ async fn every_call_of_every_identity_is_as_granted() {
             };
             due.extend([("snapshot", create), ("delete snapshot", delete_snapshot)]);
             // A volume that is not there is not expanded.
-            due.extend([("create", create), ("delete", delete), ("expand", create)]);
+            due.extend([("create", create), ("create from a source", create)]);
+            due.extend([("delete", delete), ("expand", create)]);
             assert_eq!(found, due, "{who}, namespace {namespace}");
         }
     }

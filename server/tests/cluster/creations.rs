@@ -70,7 +70,7 @@ pub fn created(external_id: &str) -> How {
         external_id: external_id.into(),
         volume_context: [("share".to_owned(), "hunter2".to_owned())].into(),
         capacity: 8192,
-        topologies: Vec::new(),
+        ..CreatedVolume::default()
     };
     How::Answer(Answer { created: Some(created), ..Answer::default() })
 }

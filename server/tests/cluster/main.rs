@@ -33,4 +33,5 @@ mod questions;
 mod queue;
 mod site;
 mod snapshots;
+mod sources;
 mod used;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use csid_client::{AccessMode, Client, CreateVolume, ExpandOptions, Kind, VolumeOptions};
+use csid_client::{AccessMode, Client, CreateVolume, ExpandOptions, Kind, SnapshotOptions, VolumeOptions};
 use csid_tests::ask::*;
 use csid_tests::fault::Fault;
 use csid_tests::script::Half;
@@ -12,8 +12,15 @@ use csid_tests::world::{World, count, eventually, refusal, world};
 use crate::kills::again;
 use crate::*;
 
-const CREATES: &[&str] =
-    &["CREATE_DELETE_VOLUME", "PUBLISH_UNPUBLISH_VOLUME", "PUBLISH_READONLY", "EXPAND_VOLUME"];
+const CREATES: &[&str] = &[
+    "CREATE_DELETE_VOLUME",
+    "PUBLISH_UNPUBLISH_VOLUME",
+    "PUBLISH_READONLY",
+    "EXPAND_VOLUME",
+    "CLONE_VOLUME",
+    "CREATE_DELETE_SNAPSHOT",
+    "LIST_SNAPSHOTS",
+];
 
 /// Starts this world's csid as `c1`, which has the plugin's controller.
 async fn c1(w: &mut World, link: &Path) -> Client {
@@ -71,9 +78,10 @@ async fn uses(w: &mut World, link: &Path, storage: PathBuf, mut other: Other) {
         match other.hears.recv().await {
             Some("lie") => {
                 let clone = CreateVolume { clone: Some("a".to_owned()), ..spec() };
+                assert_eq!(refused(clone).await, Kind::NotFound);
                 let unkept = CreateVolume { register: Some(false), ..spec() };
                 let given = CreateVolume { secrets: Some(secrets(&[("key", "hunter2")])), ..spec() };
-                for wrong in [clone, unkept, given] {
+                for wrong in [unkept, given] {
                     assert_eq!(refused(wrong).await, Kind::NotSupported);
                 }
                 let named = CreateVolume { name: Some("of-another".to_owned()), ..spec() };
@@ -84,6 +92,18 @@ async fn uses(w: &mut World, link: &Path, storage: PathBuf, mut other: Other) {
                 let made = client.create_volume(NAMESPACE, "data", spec()).await.unwrap();
                 assert_eq!((made.capacity, made.external_id.starts_with("id-csid-")), (1 << 20, true));
                 other.say("created");
+            }
+            Some("copy") => {
+                let clone = CreateVolume { clone: Some("data".to_owned()), ..spec() };
+                client.create_volume(NAMESPACE, "clone", clone).await.unwrap();
+                let options = SnapshotOptions::default();
+                let taken = client.create_snapshot(NAMESPACE, "data", "monday", options).await.unwrap();
+                let restored = CreateVolume { snapshot: Some(taken.id), ..spec() };
+                client.create_volume(NAMESPACE, "restored", restored).await.unwrap();
+                for volume in ["clone", "restored"] {
+                    client.delete_volume(NAMESPACE, volume, VolumeOptions::default()).await.unwrap();
+                }
+                other.say("copied");
             }
             Some("mount") => {
                 // The witness of this host sees its own plugin alone, which has no controller. The plugin itself knows what is attached.
@@ -163,6 +183,12 @@ fn volume_is_created_by_another_hosts_controller() {
         user.say("create");
         user.hear("created").await;
         assert_eq!(called(w, &mut seen), ["CreateVolume"]);
+        user.say("copy");
+        user.hear("copied").await;
+        assert_eq!(
+            called(w, &mut seen),
+            ["CreateVolume", "CreateSnapshot", "CreateVolume", "DeleteVolume", "DeleteVolume"]
+        );
         // The host has no grant for it.
         let (kind, _) = refusal(client.create_volume(NAMESPACE, "other", spec()).await);
         assert_eq!(kind, Kind::NotAuthorized);

@@ -23,6 +23,7 @@ use crate::volume::model::subject::Subject;
 use crate::volume::operation::orders::abandoned;
 use crate::volume::operation::request::CallTarget;
 use crate::volume::operation::running::Unfinished;
+use crate::volume::rules::refuse_sourceless;
 use crate::volume::seam::Site;
 use crate::volume::transitions::{AfterCreation, begin_creation, enter_created, join_creation, not_created};
 use crate::volume::waits::PluginWaits;
@@ -61,16 +62,7 @@ impl<S: Site> Engine<'_, S> {
             return self.ask_for(record, is_new).await;
         }
         self.records.synced().await?;
-        match record.registration.as_ref().map(|registration| &registration.standing) {
-            Some(Standing::Creating(creation)) if creation.sourceless => {
-                Err(VolumeError::UnconfirmedSource {
-                    name: record.name,
-                    external_id: record.volume.handle.to_string(),
-                }
-                .into())
-            }
-            _ => Ok(record),
-        }
+        refuse_sourceless(&record).map(|()| record)
     }
 
     /// Returns the target's registration with its source, after a check that the source may be used.

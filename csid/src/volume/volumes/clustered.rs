@@ -269,13 +269,9 @@ impl Volumes {
             request;
         self.shared.changeable()?;
         refuse_nonsense(&spec)?;
-        let no = |text: &str| Err(Error::new(Kind::NotSupported, text));
-        match () {
-            () if !register => return no("register: the servers of a cluster keep each volume they create"),
-            () if !spec.snapshot.is_empty() || !spec.clone.is_empty() => {
-                return no("snapshot and clone: the servers of a cluster create empty volumes alone");
-            }
-            () => {}
+        if !register {
+            let text = "register: the servers of a cluster keep each volume they create";
+            return Err(Error::new(Kind::NotSupported, text));
         }
         refuse_at_servers(uid, secrets.is_some())?;
         let until = self.give_up_at(&wait);

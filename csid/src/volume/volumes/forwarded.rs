@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Kind, Result, Step};
 use crate::fault;
-use crate::plugin::{CallContext, Controller, Create, Created, External, RpcError, RpcKind, Snapshot};
+use crate::plugin::{
+    CallContext, Controller, Create, Created, External, RpcError, RpcKind, Snapshot, Source,
+};
 use crate::secret::Secrets;
 use crate::store::registry::VolumeName;
 use crate::store::rows::Usage;
@@ -76,6 +78,23 @@ pub struct ForwardedCreation {
     pub usages: Vec<Usage>,
     pub parameters: BTreeMap<String, String>,
     pub topologies: Vec<BTreeMap<String, String>>,
+    /// `None`: the volume is empty.
+    pub source: Option<ForwardedSource>,
+}
+
+/// The source of a new volume, by the plugin's ID.
+pub enum ForwardedSource {
+    Snapshot(String),
+    Volume(String),
+}
+
+impl ForwardedSource {
+    fn of_call(&self) -> Source<'_> {
+        match self {
+            ForwardedSource::Snapshot(id) => Source::Snapshot(id),
+            ForwardedSource::Volume(id) => Source::Volume(id),
+        }
+    }
 }
 
 /// What the plugin has answered.
@@ -159,7 +178,7 @@ impl ForwardedRpc {
                     limit: creation.capacity_max,
                     usages: &creation.usages,
                     parameters: &creation.parameters,
-                    source: None,
+                    source: creation.source.as_ref().map(ForwardedSource::of_call),
                     topologies: &creation.topologies,
                 };
                 let created = fault::around("CreateVolume", controller.create(create, context)).await;
