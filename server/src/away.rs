@@ -96,7 +96,7 @@ pub async fn fence_away(cluster: Arc<Cluster>, name: String) {
                 continue;
             }
         };
-        let due = cluster.config.fence.after.and_then(|after| away.due(&seen, after, Instant::now()));
+        let due = cluster.config.fence().after.and_then(|after| away.due(&seen, after, Instant::now()));
         // One server acts. The others have looked, too, and go on when it is gone.
         if !is_first {
             continue;
@@ -124,7 +124,7 @@ async fn look(cluster: &Cluster, id: &str) -> Result<(bool, Vec<SeenNode>)> {
         _ => None,
     });
     let is_first = first.min() == Some(id);
-    let has_work = is_first || cluster.config.fence.after.is_some();
+    let has_work = is_first || cluster.config.fence().after.is_some();
     Ok((is_first, if has_work { cluster.seen_nodes().await? } else { Vec::new() }))
 }
 
@@ -133,7 +133,7 @@ async fn fence(cluster: &Cluster, server: &Identity, seen: &SeenNode) -> Result<
     if cluster.while_here(cluster.has_sessions(&seen.node)).await? {
         return Ok(());
     }
-    let seconds = cluster.config.fence.after.unwrap_or_default().as_secs();
+    let seconds = cluster.config.fence().after.unwrap_or_default().as_secs();
     let reason = format!("without a session for {seconds} s");
     let ask = FenceAsk { reason, revision: seen.row.revision, by_hand: false };
     cluster.change_node(server, &seen.node, &Change::Fence(ask)).await?;

@@ -3,6 +3,7 @@
 use std::io::Read;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -31,6 +32,8 @@ struct File {
     address: String,
     #[serde(default)]
     metrics: Option<SocketAddr>,
+    #[serde(default)]
+    crl: Option<PathBuf>,
     #[serde(default = "max_claims")]
     max_claims: usize,
     #[serde(default = "max_sessions")]
@@ -85,6 +88,8 @@ pub struct Config {
     pub address: String,
     /// The address of the metrics. `None`: they are not served.
     pub metrics: Option<SocketAddr>,
+    /// The file of the certificates that the authority has revoked, as PEM. `None`: there is none.
+    pub crl: Option<PathBuf>,
     /// The limit of claims of one node.
     pub max_claims: usize,
     pub max_sessions: usize,
@@ -93,7 +98,7 @@ pub struct Config {
     pub endpoints: Vec<String>,
     /// Begins and ends with a slash.
     pub prefix: String,
-    pub fence: Fencing,
+    pub fence: RwLock<Arc<Fencing>>,
     pub grants: Grants,
 }
 
@@ -119,6 +124,7 @@ impl Config {
             listen,
             address,
             metrics,
+            crl,
             max_claims,
             max_sessions,
             controller_seconds,
@@ -147,13 +153,15 @@ impl Config {
             prefix.starts_with('/') && prefix.ends_with('/'),
             "etcd.prefix does not begin and end with a slash: {prefix:?}"
         );
-        let fence = fencing(fence)?;
+        ensure!(crl.iter().all(|file| file.is_absolute()), "crl is not an absolute path: {crl:?}");
+        let fence = RwLock::new(Arc::new(fencing(fence)?));
         let grants = Grants::new(grants)?;
         Ok(Config {
             cluster,
             listen,
             address,
             metrics,
+            crl,
             max_claims,
             max_sessions,
             controller_time,
@@ -162,6 +170,35 @@ impl Config {
             fence,
             grants,
         })
+    }
+}
+
+impl Config {
+    pub fn fence(&self) -> Arc<Fencing> {
+        Arc::clone(&self.fence.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Takes the grants and the fence of `new`. Returns the keys of other values that differ, which count after a restart.
+    pub fn take(&self, new: &Config) -> Vec<&'static str> {
+        *self.fence.write().unwrap_or_else(PoisonError::into_inner) = new.fence();
+        self.grants.replace(&new.grants);
+        let differs = [
+            ("cluster", self.cluster != new.cluster),
+            ("listen", self.listen != new.listen),
+            ("address", self.address != new.address),
+            ("metrics", self.metrics != new.metrics),
+            ("max-claims", self.max_claims != new.max_claims),
+            ("max-sessions", self.max_sessions != new.max_sessions),
+            ("controller-seconds", self.controller_time != new.controller_time),
+            ("etcd.endpoints", self.endpoints != new.endpoints),
+            ("etcd.prefix", self.prefix != new.prefix),
+        ];
+        differs.into_iter().filter_map(|(key, differs)| differs.then_some(key)).collect()
+    }
+
+    /// Reads the list of revoked certificates. `None`: the configuration names none.
+    pub fn read_crl(&self) -> Result<Option<Vec<u8>>> {
+        self.crl.as_deref().map(bytes).transpose()
     }
 }
 

@@ -42,7 +42,7 @@ impl Cluster {
         Ok(row.filter(may_have_one).map(|row| node_guard(host, &row)))
     }
 
-    fn identity_of(&self, node: &str) -> Identity {
+    pub(crate) fn identity_of(&self, node: &str) -> Identity {
         Identity { cluster: self.config.cluster.clone(), role: Role::Node, name: node.to_owned() }
     }
 

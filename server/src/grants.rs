@@ -1,5 +1,7 @@
 //! What identities may do. What no grant allows is refused.
 
+use std::sync::{Arc, PoisonError, RwLock};
+
 use anyhow::{Result, ensure};
 use csi_proto::identity::{Identity, Role};
 use serde::{Deserialize, Serialize};
@@ -67,9 +69,9 @@ const LATER: [&str; 2] = ["attach", "cluster"];
 /// The beginning of a word that has the name of a plugin, whose controller calls a node may be sent.
 const CONTROLLER: &str = "controller:";
 
-/// The grants of a server.
-#[derive(Clone, Debug, Default)]
-pub struct Grants(Vec<Grant>);
+/// The grants of a server. A reload replaces them.
+#[derive(Debug, Default)]
+pub struct Grants(RwLock<Arc<Vec<Grant>>>);
 
 impl Grants {
     pub fn new(grants: Vec<Grant>) -> Result<Grants> {
@@ -98,13 +100,21 @@ impl Grants {
             let unknown = may.iter().find(|word| !is_word(word));
             ensure!(unknown.is_none(), "grant of {who}: may has an unknown word: {unknown:?}");
         }
-        Ok(Grants(grants))
+        Ok(Grants(RwLock::new(Arc::new(grants))))
+    }
+
+    fn now(&self) -> Arc<Vec<Grant>> {
+        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Replaces the grants by `new`.
+    pub fn replace(&self, new: &Grants) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = new.now();
     }
 
     /// Returns whether the identity may do this in a namespace.
     pub fn allow(&self, identity: &Identity, namespace: &str, may: May) -> bool {
-        self.matching(identity, may)
-            .any(|grant| grant.namespaces.iter().any(|name| name == "*" || name == namespace))
+        self.has(identity, may, |grant| grant.namespaces.iter().any(|name| name == "*" || name == namespace))
     }
 
     /// Returns whether a node may be sent calls to a plugin's controller for volumes of a namespace. `None`: of some namespace.
@@ -114,47 +124,49 @@ impl Grants {
                 .is_none_or(|namespace| grant.namespaces.iter().any(|name| name == "*" || name == namespace))
         };
         let names = |word: &String| word.strip_prefix(CONTROLLER) == Some(plugin);
-        node.role == Role::Node && self.of(node).any(|grant| is_in(grant) && grant.may.iter().any(names))
+        let of_node = |grant: &Grant| is_of(grant, node) && is_in(grant) && grant.may.iter().any(names);
+        node.role == Role::Node && self.now().iter().any(of_node)
     }
 
     /// Returns whether some grant names the plugin's controller.
     pub fn names_controller(&self, plugin: &str) -> bool {
         let names = |word: &String| word.strip_prefix(CONTROLLER) == Some(plugin);
-        self.0.iter().any(|grant| grant.may.iter().any(names))
+        self.now().iter().any(|grant| grant.may.iter().any(names))
     }
 
     /// Returns whether the identity may do this in some namespace.
     pub fn allow_anywhere(&self, identity: &Identity, may: May) -> bool {
-        self.matching(identity, may).next().is_some()
+        self.has(identity, may, |_| true)
     }
 
     /// Returns whether the identity may do this in all namespaces, which is needed for what belongs to none.
     pub fn allow_everywhere(&self, identity: &Identity, may: May) -> bool {
-        self.matching(identity, may).any(|grant| grant.namespaces.iter().any(|name| name == "*"))
+        self.has(identity, may, |grant| grant.namespaces.iter().any(|name| name == "*"))
     }
 
-    fn matching<'a>(&'a self, identity: &Identity, may: May) -> impl Iterator<Item = &'a Grant> + use<'a> {
+    /// Returns whether the identity has a grant with this word of which `is_meant` is true.
+    fn has(&self, identity: &Identity, may: May, is_meant: impl Fn(&Grant) -> bool) -> bool {
         let of_role = match may {
             May::Join | May::Mount => identity.role == Role::Node,
             May::Admit | May::Drain => identity.role == Role::Operator,
             _ => identity.role != Role::Server,
         };
-        self.of(identity).filter(move |grant| of_role && grant.may.iter().any(|word| word == may.word()))
-    }
-
-    /// Returns the grants of an identity.
-    fn of<'a>(&'a self, identity: &Identity) -> impl Iterator<Item = &'a Grant> + use<'a> {
-        let who = identity.to_string();
-        self.0.iter().filter(move |grant| match grant.who.strip_suffix('*') {
-            Some(prefix) => who.starts_with(prefix),
-            None => grant.who == who,
-        })
+        let has_word = |grant: &Grant| grant.may.iter().any(|word| word == may.word());
+        of_role && self.now().iter().any(|grant| is_of(grant, identity) && has_word(grant) && is_meant(grant))
     }
 
     /// Returns a digest, which is the same for the same grants.
     pub fn digest(&self) -> String {
-        let text = serde_json::to_vec(&self.0).unwrap_or_default();
+        let text = serde_json::to_vec(&*self.now()).unwrap_or_default();
         Sha256::digest(text)[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
+fn is_of(grant: &Grant, identity: &Identity) -> bool {
+    let who = identity.to_string();
+    match grant.who.strip_suffix('*') {
+        Some(prefix) => who.starts_with(prefix),
+        None => grant.who == who,
     }
 }
 

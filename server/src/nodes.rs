@@ -137,7 +137,8 @@ impl Cluster {
             return Ok(None);
         }
         is_as_seen(node, &present, ask.revision)?;
-        let Some(command) = self.config.fence.command.as_ref().filter(|_| !ask.by_hand) else {
+        let fence = self.config.fence();
+        let Some(command) = fence.command.as_ref().filter(|_| !ask.by_hand) else {
             return Ok(None);
         };
         // A server that has stood still since then does not know what the node does.

@@ -116,7 +116,8 @@ impl Presence {
     }
 
     /// Keeps the lease and the row until the task is aborted. `seen` is called after each beat that has come round.
-    pub async fn keep(&self, registry: &EtcdRegistry, row: ServerRow, seen: impl Fn()) {
+    /// `row` returns what the row says now.
+    pub async fn keep(&self, registry: &EtcdRegistry, row: impl Fn() -> ServerRow, seen: impl Fn()) {
         loop {
             match self.once(registry, &row, &seen).await {
                 BeatError::Lost => {
@@ -132,10 +133,15 @@ impl Presence {
     }
 
     /// Keeps one lease until it is lost.
-    async fn once(&self, registry: &EtcdRegistry, row: &ServerRow, seen: &impl Fn()) -> BeatError {
+    async fn once(
+        &self,
+        registry: &EtcdRegistry,
+        row: &impl Fn() -> ServerRow,
+        seen: &impl Fn(),
+    ) -> BeatError {
         let store = registry.rows();
         self.begin_beat();
-        let begun = tokio::time::timeout(PATIENCE, begin(&store, registry, row)).await;
+        let begun = tokio::time::timeout(PATIENCE, begin(&store, registry, &row())).await;
         let here = match begun {
             Ok(Ok(here)) => here,
             Ok(Err(error)) => return error,
@@ -151,7 +157,7 @@ impl Presence {
             tokio::time::sleep(BEAT).await;
             number += 1;
             self.begin_beat();
-            let beat = beat(&store, registry, &here, ServerRow { beat: number, ..row.clone() });
+            let beat = beat(&store, registry, &here, ServerRow { beat: number, ..row() });
             match tokio::time::timeout_at(last + PATIENCE, beat).await {
                 Ok(Ok(())) => {
                     self.end_beat();

@@ -1,6 +1,6 @@
 //! The program: its commands, its start and its end.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,13 +23,15 @@ use tonic::transport::{Certificate, Server, ServerTlsConfig};
 use tracing_subscriber::EnvFilter;
 
 use crate::away::fence_away;
-use crate::certificates::Certificates;
+use crate::certificates::{Certificates, read_crl};
 use crate::claims::due_releases;
 use crate::cluster::{Cluster, check};
 use crate::config::{Config, Keys, credentials};
 use crate::drive::Driving;
 use crate::expansions::due_expansions;
+use crate::failure::ServerError;
 use crate::gate::GateLayer;
+use crate::grants::May;
 use crate::listen;
 use crate::places::Places;
 use crate::presence::Presence;
@@ -100,11 +102,11 @@ async fn begin(arguments: Arguments) -> Result<()> {
     csid::random::open();
     let config = Config::read(&arguments.config)?;
     match arguments.command {
-        Some(Command::CheckConfig) => Ok(()),
+        Some(Command::CheckConfig) => config.read_crl()?.map_or(Ok(()), |crl| read_crl(&crl).map(drop)),
         Some(Command::Init) => init(&config, &keys(arguments.credentials, &config)?).await,
         None | Some(Command::Run) => {
             let keys = keys(arguments.credentials, &config)?;
-            run(config, keys).await
+            run(config, keys, &arguments.config).await
         }
     }
 }
@@ -172,8 +174,9 @@ async fn init(config: &Config, keys: &Keys) -> Result<()> {
     }
 }
 
-async fn run(config: Config, keys: Keys) -> Result<()> {
+async fn run(config: Config, keys: Keys, file: &Path) -> Result<()> {
     let mut stops = [signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?];
+    let mut reloads = signal(SignalKind::hangup())?;
     let row = ServerRow {
         name: name_of(&keys, &config.cluster)?,
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -202,7 +205,7 @@ async fn run(config: Config, keys: Keys) -> Result<()> {
 
     let name = row.name.clone();
     let registry = registry(&config, &keys)?;
-    let certificates = Certificates::new(&keys.ca)?;
+    let certificates = Certificates::new(&keys.ca, config.read_crl()?.unwrap_or_default())?;
     drop(keys);
     let (due, volumes) = mpsc::channel(DUE);
     let cluster = Arc::new(Cluster::new(config, certificates, registry, Presence::new(), due));
@@ -216,7 +219,11 @@ async fn run(config: Config, keys: Keys) -> Result<()> {
 
     let present = tokio::spawn({
         let cluster = cluster.clone();
-        async move { cluster.presence.keep(&cluster.registry, row, || notify(NotifyState::Watchdog)).await }
+        async move {
+            // A reload changes the grants.
+            let now = || ServerRow { grants: cluster.config.grants.digest(), ..row.clone() };
+            cluster.presence.keep(&cluster.registry, now, || notify(NotifyState::Watchdog)).await
+        }
     });
     let asking = tokio::spawn(ask_nodes(cluster.clone(), sessions.clone()));
     let ending = tokio::spawn(end_sessions(cluster.clone(), sessions.clone()));
@@ -231,7 +238,7 @@ async fn run(config: Config, keys: Keys) -> Result<()> {
     });
     let places = Arc::new(Places::new(cluster.config.max_sessions, cluster.metrics.clone()));
     let gate = GateLayer { cluster: cluster.clone(), places: places.clone() };
-    let service = Service { cluster: cluster.clone(), sessions, driving, places };
+    let service = Service { cluster: cluster.clone(), sessions: sessions.clone(), driving, places };
     let of_operators = AdminServer::new(service.clone()).max_decoding_message_size(MESSAGE);
     let calls = ClusterServer::new(service).max_decoding_message_size(MESSAGE);
     let (stop, stopped) = oneshot::channel::<()>();
@@ -251,10 +258,14 @@ async fn run(config: Config, keys: Keys) -> Result<()> {
         tracing::info!(%listen, "nodes and operators are served");
         std::future::pending::<()>().await
     };
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-        () = ready => {}
+    tokio::pin!(ready);
+    loop {
+        tokio::select! {
+            _ = terminate.recv() => break,
+            _ = interrupt.recv() => break,
+            Some(()) = reloads.recv() => reload(file, &cluster, &sessions),
+            () = &mut ready => break,
+        }
     }
     notify(NotifyState::Stopping);
     tracing::info!("this server stops");
@@ -290,6 +301,40 @@ async fn run(config: Config, keys: Keys) -> Result<()> {
         Err(_) => {
             tracing::warn!("calls were in flight for {} s more, and are given up", LAST_CALLS.as_secs());
             Ok(())
+        }
+    }
+}
+
+/// Takes the grants, the fence and the revocation lists of the files. Files that are wrong change nothing.
+fn reload(file: &Path, cluster: &Cluster, sessions: &Sessions) {
+    let taken = || -> Result<_> {
+        let new = Config::read(file)?;
+        let is_revoked = cluster.certificates.set_revoked(new.read_crl()?.unwrap_or_default())?;
+        Ok((is_revoked, cluster.config.take(&new)))
+    };
+    let (is_revoked, others) = match taken() {
+        Ok(taken) => taken,
+        Err(error) => return tracing::error!("the configuration was not taken: {error:#}"),
+    };
+    match others.is_empty() {
+        true => tracing::info!("the configuration was taken"),
+        false => tracing::warn!(
+            keys = others.join(", "),
+            "the configuration was taken but for keys that need a restart"
+        ),
+    }
+    for (node, number) in sessions.nodes() {
+        let may_join = cluster.config.grants.allow_anywhere(&cluster.identity_of(&node), May::Join);
+        if !may_join {
+            sessions.end(
+                &node,
+                number,
+                ServerError::denied(format!("node {node} has no grant for join any more")),
+            );
+        } else if is_revoked {
+            // A session was verified when it began. Each node that is not revoked joins again at once.
+            let text = "the revocation lists have changed: join again";
+            sessions.end(&node, number, ServerError::Unavailable(text.into()));
         }
     }
 }

@@ -89,6 +89,7 @@ fn config(name: &str) -> Config {
         listen: "127.0.0.1:1".parse().unwrap(),
         address: format!("{name}:7443"),
         metrics: None,
+        crl: None,
         max_claims: 1000,
         max_sessions: 100,
         controller_time: CONTROLLER,
@@ -117,7 +118,7 @@ pub fn start(double: &Double, network: &Arc<Network>, server: usize) -> Arc<Runn
     let is_dead = Arc::new(AtomicBool::new(false));
     let registry = registry(double, network, server, &is_dead);
     let (due, volumes) = mpsc::channel(1024);
-    let certificates = Certificates::new(&CA).unwrap();
+    let certificates = Certificates::new(&CA, Vec::new()).unwrap();
     let name = format!("s{server}");
     let cluster = Arc::new(Cluster::new(config(&name), certificates, registry, Presence::new(), due));
     let row = ServerRow {
@@ -139,7 +140,7 @@ pub fn start(double: &Double, network: &Arc<Network>, server: usize) -> Arc<Runn
     let running = Arc::new(Running { service, calls, is_dead, tasks: Mutex::default() });
     running.spawn({
         let cluster = cluster.clone();
-        async move { cluster.presence.keep(&cluster.registry, row, || ()).await }
+        async move { cluster.presence.keep(&cluster.registry, || row.clone(), || ()).await }
     });
     running.spawn(ask_nodes(cluster.clone(), sessions.clone()));
     running.spawn(end_sessions(cluster, sessions));

@@ -32,7 +32,7 @@ impl Authority {
         let (key, certificate) = (authority.path("ca.key"), authority.path("ca.pem"));
         openssl(
             "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 30 -subj /CN=authority \
-             -addext basicConstraints=critical,CA:TRUE -addext keyUsage=critical,keyCertSign",
+             -addext basicConstraints=critical,CA:TRUE -addext keyUsage=critical,keyCertSign,cRLSign",
             &[("-keyout", &key), ("-out", &certificate)],
         );
         authority
@@ -74,6 +74,29 @@ impl Authority {
             ],
         );
         Pair { certificate, key }
+    }
+
+    /// Returns a list, as PEM, of the certificates that are revoked: these, and those of earlier calls.
+    pub fn revoke(&self, pairs: &[&Pair]) -> PathBuf {
+        let (config, database, list) = (self.path("ca.cnf"), self.path("index.txt"), self.path("crl.pem"));
+        let number = self.path("crlnumber");
+        if !number.exists() {
+            let text = format!(
+                "[ca]\ndefault_ca=own\n[own]\ndatabase={}\ncrlnumber={}\ndefault_md=sha256\ndefault_crl_days=30\n",
+                database.display(),
+                number.display()
+            );
+            std::fs::write(&config, text).unwrap();
+            std::fs::write(&database, "").unwrap();
+            std::fs::write(&number, "01\n").unwrap();
+        }
+        let (certificate, key) = (self.certificate(), self.key());
+        let files = [("-config", &*config), ("-cert", &*certificate), ("-keyfile", &*key)];
+        for pair in pairs {
+            openssl("ca", &[&files[..], &[("-revoke", &*pair.certificate)]].concat());
+        }
+        openssl("ca -gencrl", &[&files[..], &[("-out", &*list)]].concat());
+        list
     }
 
     fn path(&self, file: &str) -> PathBuf {

@@ -31,6 +31,7 @@ mod operators;
 mod program;
 mod questions;
 mod queue;
+mod reload;
 mod site;
 mod snapshots;
 mod sources;
