@@ -2,7 +2,7 @@
 //! has a target.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::mpsc;
 
@@ -17,12 +17,15 @@ use crate::volume::operation::request::{OperationRequest, Waiter};
 use crate::volume::operation::table::Recovering;
 
 enum Slot {
-    Rest(Volume),
-    /// An actor. The names and targets are those of its rows, and of the requests since its start.
-    Running {
-        task: mpsc::UnboundedSender<Message>,
-        taken: Taken,
-    },
+    /// Boxed, because a table has many empty places.
+    Rest(Box<Volume>),
+    Running(Box<Actor>),
+}
+
+/// An actor. The names and targets are those of its rows, and of the requests since its start.
+struct Actor {
+    task: mpsc::UnboundedSender<Message>,
+    taken: Taken,
 }
 
 /// The names and targets of a volume; each can be taken once.
@@ -45,8 +48,8 @@ impl Taken {
 
 #[derive(Default)]
 struct Table {
-    slots: HashMap<VolumeKey, Slot>,
-    names: HashMap<VolumeName, VolumeKey>,
+    slots: HashMap<Arc<VolumeKey>, Slot>,
+    names: HashMap<VolumeName, Arc<VolumeKey>>,
     /// The mount of each target. A target has one mount.
     targets: HashMap<String, MountKey>,
 }
@@ -71,19 +74,19 @@ impl Directory {
 
     /// Returns the volume that has this (namespace, volume) now.
     pub(in crate::volume) fn find(&self, key: &MountKey) -> Option<VolumeKey> {
-        self.lock().names.get(&VolumeName::of(key)).cloned()
+        self.lock().names.get(&VolumeName::of(key)).map(|volume| VolumeKey::clone(volume))
     }
 
     /// Returns why this volume cannot have this name: the volume or the name is in use with another one. `None`: it can.
     pub(in crate::volume) fn in_use(&self, name: &VolumeName, key: &VolumeKey) -> Option<String> {
         let table = self.lock();
         match table.names.get(name) {
-            Some(other) if other != key => {
+            Some(other) if **other != *key => {
                 return Some(format!("{name} is external id `{}` of plugin {}", other.handle, other.plugin));
             }
             _ => {}
         }
-        let other = table.names.iter().find(|(other, volume)| *volume == key && *other != name)?;
+        let other = table.names.iter().find(|(other, volume)| ***volume == *key && *other != name)?;
         Some(format!("external id `{}` of plugin {} is {}", key.handle, key.plugin, other.0))
     }
 
@@ -99,7 +102,7 @@ impl Directory {
         let name = subject.volume();
         let mut table = self.lock();
         match table.names.get(&name) {
-            Some(other) if other != key && !key.handle.is_creating() => {
+            Some(other) if **other != *key && !key.handle.is_creating() => {
                 let text = format!(
                     "{name} is external id `{}` of plugin {} as long as it is in use",
                     other.handle, other.plugin
@@ -118,12 +121,13 @@ impl Directory {
         if let (Some(target), Some(mount)) = (target, subject.mount()) {
             table.targets.insert(target.to_owned(), mount.clone());
         }
-        table.name(&name, key);
-        let (task, taken) = table.task(&self.spawn, key, &name);
-        taken.names.push(name);
-        taken.targets.extend(target.map(str::to_owned));
+        let key = table.shared(key);
+        table.name(&name, &key);
+        let actor = table.actor(&self.spawn, key, &name);
+        actor.taken.names.push(name);
+        actor.taken.targets.extend(target.map(str::to_owned));
         // An actor gives up its slot under this lock, and only if its inbox is empty, so it reads this message.
-        let _ = task.send(Message::Ask(work, waiter));
+        let _ = actor.task.send(Message::Ask(work, waiter));
         Ok(())
     }
 
@@ -135,12 +139,13 @@ impl Directory {
     /// Sends a message without a caller, about the volume `name`, to the actor of a volume. Starts the actor if there is none.
     pub(in crate::volume) fn send(&self, key: &VolumeKey, name: VolumeName, message: Message) {
         let mut table = self.lock();
+        let key = table.shared(key);
         if !table.names.contains_key(&name) {
-            table.name(&name, key);
+            table.name(&name, &key);
         }
-        let (task, taken) = table.task(&self.spawn, key, &name);
-        taken.names.push(name);
-        let _ = task.send(message);
+        let actor = table.actor(&self.spawn, key, &name);
+        actor.taken.names.push(name);
+        let _ = actor.task.send(message);
     }
 
     /// Returns the mount that has `path` as its target.
@@ -151,7 +156,7 @@ impl Directory {
     /// Returns the rows of a volume at rest.
     pub(in crate::volume) fn at_rest(&self, key: &VolumeKey) -> Option<Volume> {
         match self.lock().slots.get(key) {
-            Some(Slot::Rest(volume)) => Some(volume.clone()),
+            Some(Slot::Rest(volume)) => Some(Volume::clone(volume)),
             _ => None,
         }
     }
@@ -160,25 +165,26 @@ impl Directory {
     pub(in crate::volume) fn identify(&self, nameless: &VolumeKey, volume: Volume) {
         let mut table = self.lock();
         if table.slots.remove(nameless).is_some() {
-            table.names.insert(name_of(&volume), volume.row.key.clone());
-            table.slots.insert(volume.row.key.clone(), Slot::Rest(volume));
+            let key = Arc::new(volume.row.key.clone());
+            table.names.insert(name_of(&volume), Arc::clone(&key));
+            table.slots.insert(key, Slot::Rest(volume.into()));
         }
     }
 
     /// Sends a message to an actor that runs. A volume at rest gets none.
     pub(in crate::volume) fn tell(&self, key: &VolumeKey, message: Message) {
-        if let Some(Slot::Running { task, .. }) = self.lock().slots.get(key) {
-            let _ = task.send(message);
+        if let Some(Slot::Running(actor)) = self.lock().slots.get(key) {
+            let _ = actor.task.send(message);
         }
     }
 
     /// Sends a message to the actors of all volumes of a plugin.
     pub(in crate::volume) fn tell_plugin(&self, plugin: &str, message: impl Fn() -> Message) {
         for (key, slot) in &self.lock().slots {
-            if let Slot::Running { task, .. } = slot
+            if let Slot::Running(actor) = slot
                 && key.plugin == plugin
             {
-                let _ = task.send(message());
+                let _ = actor.task.send(message());
             }
         }
     }
@@ -186,8 +192,8 @@ impl Directory {
     /// Sends a message to every actor.
     pub(in crate::volume) fn tell_all(&self, message: impl Fn() -> Message) {
         for slot in self.lock().slots.values() {
-            if let Slot::Running { task, .. } = slot {
-                let _ = task.send(message());
+            if let Slot::Running(actor) = slot {
+                let _ = actor.task.send(message());
             }
         }
     }
@@ -195,15 +201,15 @@ impl Directory {
     /// Enters a volume of the journal. With `recovering` its rows need work at once, so its actor is started.
     pub(in crate::volume) fn enter(&self, volume: Volume, recovering: Option<Recovering>) {
         let mut table = self.lock();
-        let key = volume.row.key.clone();
+        let key = Arc::new(volume.row.key.clone());
         let name = name_of(&volume);
-        table.names.insert(name.clone(), key.clone());
+        table.names.insert(name.clone(), Arc::clone(&key));
         for mount in &volume.mounts {
             table.targets.extend(mount.spec.target.clone().map(|target| (target, mount.key.clone())));
         }
-        table.slots.insert(key.clone(), Slot::Rest(volume));
+        table.slots.insert(Arc::clone(&key), Slot::Rest(volume.into()));
         if let Some(recovering) = recovering {
-            let _ = table.task(&self.spawn, &key, &name).0.send(Message::Recover(recovering));
+            let _ = table.actor(&self.spawn, key, &name).task.send(Message::Recover(recovering));
         }
     }
 
@@ -233,28 +239,38 @@ impl Directory {
         }
         let volume = rows.into_volume();
         table.release(key, Taken::by(&volume));
-        table.slots.remove(key);
+        let key = table.shared(key);
+        table.slots.remove(&key);
         if !volume.mounts.is_empty() {
-            table.slots.insert(key.clone(), Slot::Rest(volume));
+            table.slots.insert(key, Slot::Rest(volume.into()));
         }
         None
     }
 }
 
 impl Table {
+    /// Returns the key that the table has of a volume, or a new one.
+    fn shared(&self, key: &VolumeKey) -> Arc<VolumeKey> {
+        match self.slots.get_key_value(key) {
+            Some((key, _)) => Arc::clone(key),
+            None => Arc::new(key.clone()),
+        }
+    }
+
     /// Binds a name to a volume. A volume in creation gets no name: it cannot be used yet, and its actor is not the one of the
     /// created volume.
-    fn name(&mut self, name: &VolumeName, key: &VolumeKey) {
+    fn name(&mut self, name: &VolumeName, key: &Arc<VolumeKey>) {
         if !key.handle.is_creating() {
-            self.names.insert(name.clone(), key.clone());
+            self.names.insert(name.clone(), Arc::clone(key));
         }
     }
 
     /// Releases the names and targets that a running volume took and does not keep.
     fn release(&mut self, key: &VolumeKey, kept: Taken) {
-        let Some(Slot::Running { taken, .. }) = self.slots.get_mut(key) else { return };
+        let Some(Slot::Running(actor)) = self.slots.get_mut(key) else { return };
+        let taken = &mut actor.taken;
         for name in taken.names.iter().filter(|name| !kept.names.contains(name)) {
-            if self.names.get(name) == Some(key) {
+            if self.names.get(name).is_some_and(|named| **named == *key) {
                 self.names.remove(name);
             }
         }
@@ -265,20 +281,14 @@ impl Table {
     }
 
     /// Returns the actor of a volume, started with its rows if there is none.
-    fn task(
-        &mut self,
-        spawn: &Spawn,
-        key: &VolumeKey,
-        name: &VolumeName,
-    ) -> (&mpsc::UnboundedSender<Message>, &mut Taken) {
-        let slot = self.slots.remove(key);
-        let slot = match slot {
-            Some(running @ Slot::Running { .. }) => running,
-            Some(Slot::Rest(volume)) => start(spawn, volume),
-            None => start(spawn, Volume::new(key.clone(), &name.namespace, &name.volume)),
+    fn actor(&mut self, spawn: &Spawn, key: Arc<VolumeKey>, name: &VolumeName) -> &mut Actor {
+        let slot = match self.slots.remove(&key) {
+            Some(running @ Slot::Running(_)) => running,
+            Some(Slot::Rest(volume)) => start(spawn, *volume),
+            None => start(spawn, Volume::new(VolumeKey::clone(&key), &name.namespace, &name.volume)),
         };
-        match self.slots.entry(key.clone()).insert_entry(slot).into_mut() {
-            Slot::Running { task, taken } => (task, taken),
+        match self.slots.entry(key).insert_entry(slot).into_mut() {
+            Slot::Running(actor) => actor,
             Slot::Rest(_) => unreachable!("the slot was made running just now"),
         }
     }
@@ -292,5 +302,5 @@ fn start(spawn: &Spawn, volume: Volume) -> Slot {
     let (task, inbox) = mpsc::unbounded_channel();
     let taken = Taken::by(&volume);
     spawn(volume, inbox);
-    Slot::Running { task, taken }
+    Slot::Running(Box::new(Actor { task, taken }))
 }
