@@ -131,6 +131,10 @@ fn made_and_resolved(directories: Directories) -> anyhow::Result<Directories> {
 /// default of 2 MiB in the retry of a claimed mount, whose futures are nested.
 const STACK: usize = 8 * 1024 * 1024;
 
+/// After so many events csid gives freed memory back to the host, once nothing has changed for [`REST`].
+const BURST: u64 = 1_000;
+const REST: Duration = Duration::from_secs(1);
+
 fn start(directories: Directories, registry: &OpenRegistry) -> anyhow::Result<()> {
     // Secrets pass through this process: it makes no core dump, and no debugger may attach.
     rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?;
@@ -367,6 +371,8 @@ impl Daemon {
         refresh.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut again = tokio::time::interval(Duration::from_secs(1));
         again.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut trimmed = self.handles.store.event_sequence();
+        let mut rest: Option<Instant> = None;
         let ended = loop {
             tokio::select! {
                 order = signals.next() => match order {
@@ -403,6 +409,15 @@ impl Daemon {
                     // This look covers the events up to now.
                     events = events.resubscribe();
                     self.tell_status(false).await;
+                    rest = Some(Instant::now() + REST);
+                }
+                () = tokio::time::sleep_until(rest.unwrap_or_else(Instant::now).into()), if rest.is_some() => {
+                    rest = None;
+                    let sequence = self.handles.store.event_sequence();
+                    if sequence.saturating_sub(trimmed) >= BURST {
+                        trimmed = sequence;
+                        host::trim_memory();
+                    }
                 }
             }
         };

@@ -110,6 +110,9 @@ pub async fn start(host: &Host, report: &mut Report, rounds: usize) -> Result<()
     Ok(())
 }
 
+/// After this time without a call csid has given freed memory back to the host.
+const AT_REST: Duration = Duration::from_secs(3);
+
 /// Mounts that are there when csid is started again.
 pub async fn adopt(host: &Host, report: &mut Report, rounds: usize) -> Result<()> {
     let _plugin = host.plugin("bench")?;
@@ -117,14 +120,15 @@ pub async fn adopt(host: &Host, report: &mut Report, rounds: usize) -> Result<()
         let csid = host.start()?;
         let client = host.client(&host.private(), "bench").await?;
         load::all(&Way::Csid(client), count, MANY, true).await?;
+        tokio::time::sleep(AT_REST).await;
         let mut rss = vec![csid.rss()?];
         drop(csid);
         for _ in 0..rounds {
             let csid = host.start()?;
             report.add(&format!("adopt_{count}_ms"), milliseconds(csid.ready));
             let client = host.client(&host.private(), "bench").await?;
-            // At rest, and before they are listed: a list of ten thousand is a burst.
-            tokio::time::sleep(Duration::from_secs(1)).await;
+            // Before they are listed: a list of ten thousand is a burst.
+            tokio::time::sleep(AT_REST).await;
             rss.push(csid.rss()?);
             let adopted = mounted(&client).await?;
             ensure!(adopted == count as usize, "{adopted} of {count} mounts were adopted");
