@@ -28,6 +28,8 @@ pub(crate) struct Cache {
     volumes: RwLock<Volumes>,
     /// When the last event of each server's row came, by the server's ID.
     beats: Mutex<HashMap<String, Instant>>,
+    /// The revision of the last change of a node's row, or of a later list.
+    nodes: AtomicU64,
     followed: watch::Sender<Followed>,
     /// Notified by a reader that waits in vain, or finds the cache wrong. All is listed again then.
     doubted: Notify,
@@ -64,6 +66,7 @@ impl Cache {
             timing,
             volumes: RwLock::default(),
             beats: Mutex::default(),
+            nodes: AtomicU64::new(0),
             followed: watch::channel(Followed::Listing).0,
             doubted: Notify::new(),
             lists: AtomicU64::new(0),
@@ -132,6 +135,7 @@ impl Cache {
     pub fn replace(&self, volumes: Volumes) {
         let revision = volumes.revision;
         *self.write() = volumes;
+        self.nodes.store(revision, Ordering::Release);
         self.lists.fetch_add(1, Ordering::Relaxed);
         // Rows may have been deleted that no event has named.
         self.beats.lock().unwrap_or_else(PoisonError::into_inner).clear();
@@ -142,18 +146,22 @@ impl Cache {
     /// Takes over changes, all of each revision. Returns the newest revision.
     pub fn apply(&self, events: &[Event]) -> u64 {
         let revision = self.write().apply(&self.keys, events);
-        self.notice_beats(events);
+        self.notice_rows(events);
         self.followed.send_replace(Followed::Until(revision, Instant::now()));
         revision
     }
 
-    fn notice_beats(&self, events: &[Event]) {
+    fn notice_rows(&self, events: &[Event]) {
         let mut beats = self.beats.lock().unwrap_or_else(PoisonError::into_inner);
         for Event { r#type, kv } in events {
             let key = kv.as_ref().and_then(|kv| self.keys.read_row(&kv.key));
             match (key, EventType::try_from(*r#type)) {
                 (Some(RowKey::Server(id)), Ok(EventType::Delete)) => drop(beats.remove(&id)),
                 (Some(RowKey::Server(id)), _) => drop(beats.insert(id, Instant::now())),
+                (Some(RowKey::Node(_)), _) => {
+                    let revision = kv.as_ref().and_then(|kv| u64::try_from(kv.mod_revision).ok());
+                    self.nodes.store(revision.unwrap_or(0), Ordering::Release);
+                }
                 _ => {}
             }
         }
@@ -163,6 +171,11 @@ impl Cache {
     pub fn since_beat(&self, server: &str) -> Option<Duration> {
         let beats = self.beats.lock().unwrap_or_else(PoisonError::into_inner);
         beats.get(server).map(Instant::elapsed)
+    }
+
+    /// Returns the revision of the last change of a node's row that has come. After a list it is the list's.
+    pub fn nodes_changed(&self) -> u64 {
+        self.nodes.load(Ordering::Acquire)
     }
 
     /// Returns how often all volumes were listed, and how many there are.
@@ -294,6 +307,28 @@ mod tests {
         cache.apply(&[event(EventType::Put, &server)]);
         cache.replace(Volumes::default());
         assert_eq!(cache.since_beat("a"), None, "the row may be gone");
+    }
+
+    #[test]
+    fn change_of_a_nodes_row_is_noticed() {
+        let cache = cache();
+        let event = |kind: EventType, key: &RowKey, mod_revision: i64| {
+            let kv = KeyValue { key: cache.keys.row(key), mod_revision, ..KeyValue::default() };
+            Event { r#type: kind.into(), kv: Some(kv) }
+        };
+        cache.replace(Volumes { revision: 7, ..Volumes::default() });
+        assert_eq!(cache.nodes_changed(), 7, "a row may have changed before the list");
+        let (first, last) = cache.keys.followed();
+        for (revision, key) in (8..).zip([RowKey::Server("a".into()), RowKey::Report("n1".into())]) {
+            cache.apply(&[event(EventType::Put, &key, revision)]);
+            assert_eq!(cache.nodes_changed(), 7, "{key:?}");
+        }
+        for (revision, kind) in [(10, EventType::Put), (11, EventType::Delete)] {
+            let node = RowKey::Node("n1".into());
+            assert!((first.clone()..last.clone()).contains(&cache.keys.row(&node)), "it is not followed");
+            cache.apply(&[event(kind, &node, revision)]);
+            assert_eq!(cache.nodes_changed(), revision as u64);
+        }
     }
 
     #[tokio::test]

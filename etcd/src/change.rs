@@ -123,6 +123,7 @@ impl Change {
         }
         let what = || format!("the change of the record {name} ({} past claims)", past.len());
         check(what, txn.success.len(), "operations", limits::OPERATIONS)?;
+        check(what, txn.compare.len(), "comparisons", limits::OPERATIONS)?;
         check(what, txn.encoded_len(), "bytes", limits::TRANSACTION)?;
         Ok(Change { txn, id, head, gone, before: before.revision, seen, deletes: after.is_empty() })
     }

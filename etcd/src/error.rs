@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use csid::store::registry::RegistryError;
 
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum EtcdError {
     #[error("{endpoint:?} is not an endpoint of etcd: {why}")]
     Endpoint { endpoint: String, why: String },

@@ -84,10 +84,11 @@ impl Keys {
         Keys { root: format!("{prefix}{VERSION}") }
     }
 
-    /// Returns the range of the keys that the cache follows: of the servers, so that their beats come, and of all volumes.
+    /// Returns the range of the keys that the cache follows: of the nodes, so that their changes are known, of the servers, so that their beats
+    /// come, of all volumes, and what is between these.
     pub fn followed(&self) -> (Vec<u8>, Vec<u8>) {
         let (_, end) = range(format!("{}vol/", self.root));
-        (format!("{}server/", self.root).into_bytes(), end)
+        (format!("{}node/", self.root).into_bytes(), end)
     }
 
     /// Returns the range of all keys.

@@ -172,7 +172,8 @@ fn matches(record: &Record, filter: &RecordFilter) -> bool {
         && (!filter.registered || record.registration.is_some())
 }
 
-fn readable<'a>(keys: &Keys, stored: &'a Arc<Stored>) -> Result<&'a Record, EtcdError> {
+/// Returns the record of a volume; an error if not all of it can be read.
+pub(crate) fn readable<'a>(keys: &Keys, stored: &'a Arc<Stored>) -> Result<&'a Record, EtcdError> {
     match stored.unreadable(keys) {
         Some(error) => Err(error),
         None => Ok(&stored.record),

@@ -52,8 +52,8 @@ pub type KeepEvents = Box<dyn Fn(Vec<NewEvent>) -> BoxFuture<'static, ()> + Send
 pub enum Swapped {
     /// The record has this revision.
     Done(u64),
-    /// This row is not as a guard expects. The change was not made, and no try of it will be.
-    Refused(RowKey),
+    /// These rows, at least one, are not as guards expect. The change was not made, and no try of it will be.
+    Refused(Vec<RowKey>),
 }
 
 /// The registry of a cluster.
@@ -158,9 +158,23 @@ impl EtcdRegistry {
         self.inner.cache.at_least(revision).await.map(drop)
     }
 
+    /// Returns a record as lists have it, and the revision of the lists. They have all changes of this registry. `None`: they have no such
+    /// record.
+    pub async fn listed(&self, name: &VolumeName) -> Result<(Option<Record>, u64), EtcdError> {
+        let volumes = self.inner.volumes().await?;
+        let stored = volumes.by_name.get(name);
+        let record = stored.map(|stored| lists::readable(&self.inner.keys, stored)).transpose()?;
+        Ok((record.cloned(), volumes.revision))
+    }
+
     /// Returns how long ago the row of a server was last written, as this registry has seen it. `None`: it has seen no write yet.
     pub fn since_beat(&self, server: &str) -> Option<Duration> {
         self.inner.cache.since_beat(server)
+    }
+
+    /// Returns a revision that is another one after each change of a node's row that lists have.
+    pub fn nodes_changed(&self) -> u64 {
+        self.inner.cache.nodes_changed()
     }
 
     /// Returns the number of a node's claims.
@@ -345,7 +359,8 @@ impl Inner {
         let id = format!("{:016x}{:016x}", self.id, self.changes.fetch_add(1, Ordering::Relaxed));
         let change = Change::of(&self.keys, swap, found, id, guards, writes)?;
         let refused = |answers: &TxnResponse| {
-            broken(&self.keys, guards, &answers.responses).map(|key| Ok(Swapped::Refused(key)))
+            let keys = broken(&self.keys, guards, &answers.responses);
+            (!keys.is_empty()).then_some(Ok(Swapped::Refused(keys)))
         };
         let revision = match self.client.txn("change a volume's record", &change.txn).await? {
             Decided::Committed { revision } => revision,
@@ -388,12 +403,23 @@ impl Inner {
             let gone = [&head, &volume].map(|found| found.kvs.first().map_or(0, revision_of));
             return Ok(Before::Absent { gone, seen: head.revision });
         }
-        let mut is_seen = false;
+        let (mut is_seen, mut is_later) = (false, false);
         if let Some(volumes) = self.cache.soon(*revision, CACHE_WAIT).await {
             is_seen = true;
-            if let Some(stored) = volumes.by_name.get(name).filter(|at| at.record.revision == *revision) {
-                let stored = Box::new(Stored::clone(stored));
-                return Ok(Before::Present { stored, seen: volumes.revision });
+            match volumes.by_name.get(name) {
+                Some(stored) if stored.record.revision == *revision => {
+                    let stored = Box::new(Stored::clone(stored));
+                    return Ok(Before::Present { stored, seen: volumes.revision });
+                }
+                stored => is_later = stored.is_some_and(|at| at.record.revision > *revision),
+            }
+        }
+        if is_later {
+            // Others were faster, as a rule. A record of many claims is not read for that.
+            let request = RangeRequest { key: self.keys.part(name, &Part::Head), ..RangeRequest::default() };
+            let head = self.client.range("read the head of a record", request).await?;
+            if head.kvs.first().map_or(0, revision_of) != *revision {
+                return Err(Conflict::Stale.into());
             }
         }
         let (stored, seen) = self.stored(name).await?;

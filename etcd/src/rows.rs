@@ -80,7 +80,7 @@ impl RowStore {
             Decided::Compared { open: true, .. } | Decided::Full { open: true } => Ok(Written::Unknown),
             Decided::Full { open: false } => Err(EtcdError::Full),
             Decided::Compared { answers, open: false } => {
-                let refused = broken(&self.keys, guards, &answers.responses);
+                let refused = broken(&self.keys, guards, &answers.responses).into_iter().next();
                 // A guard that holds at the read of the answer cannot have failed.
                 refused
                     .map(Written::Refused)
@@ -118,8 +118,8 @@ pub(crate) fn operation(keys: &Keys, Write { key, value, lease }: &Write) -> Res
     })
 }
 
-/// Returns the first guard that does not hold, by the answers to a transaction that was refused.
-pub(crate) fn broken(keys: &Keys, guards: &[Guard], answers: &[crate::wire::ResponseOp]) -> Option<RowKey> {
+/// Returns the rows of the guards that do not hold, by the answers to a transaction that was refused.
+pub(crate) fn broken(keys: &Keys, guards: &[Guard], answers: &[crate::wire::ResponseOp]) -> Vec<RowKey> {
     let found: Vec<&KeyValue> = answers
         .iter()
         .filter_map(|answer| match &answer.response {
@@ -127,11 +127,11 @@ pub(crate) fn broken(keys: &Keys, guards: &[Guard], answers: &[crate::wire::Resp
             _ => None,
         })
         .collect();
-    let guard = guards.iter().find(|guard| {
+    let is_broken = |guard: &&Guard| {
         let key = keys.row(&guard.key);
         !guard.holds(found.iter().find(|kv| kv.key == key).copied())
-    });
-    guard.map(|guard| guard.key.clone())
+    };
+    guards.iter().filter(is_broken).map(|guard| guard.key.clone()).collect()
 }
 
 pub(crate) fn row(kv: KeyValue) -> Row {

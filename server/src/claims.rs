@@ -1,5 +1,6 @@
 //! Claims: each is a step of csid's rules over a record, written in one transaction with the rows that it depends on.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use csi_proto::cluster::v1::to_node::Is;
@@ -15,12 +16,15 @@ use crate::cluster::{Cluster, is_in_state, meta_guard, node_guard, not_joined};
 use crate::controllers::plugin_guard;
 use crate::failure::{Result, ServerError};
 use crate::grants::May;
+use crate::presence::Here;
 use crate::queue;
 use crate::records::{Around, TRIES, busy, stepped};
 use crate::rows::{NodeRow, NodeState, PluginRow, Read};
 use crate::sessions::Due;
+use crate::tries::{ClaimEnd, Found, QueuePlace, Tried, Wanted};
+use crate::turns::Trying;
 use crate::view;
-use crate::wanted::{CONTROLLER, Found, QueuePlace, Tried, Wanted, filter_of};
+use crate::wanted::{Awaits, CONTROLLER, ClaimStep};
 
 /// How long a caller waits for a release at most.
 const RELEASE: Duration = Duration::from_secs(60);
@@ -32,8 +36,13 @@ impl Cluster {
     /// Takes a claim, or finds it taken. `has_session`: the calling node has a session with this server. Where the plugin attaches, the
     /// caller waits for the controller's answer. When that takes too long the claim goes on, and the same call finds it. Where others are in
     /// the way, the call waits in the queue, if it asks for that.
-    pub async fn claim(&self, caller: &Identity, ask: ClaimAsk, has_session: bool) -> Result<Granted> {
-        let wanted = self.wanted(caller, ask, has_session)?;
+    pub async fn claim(
+        self: &Arc<Self>,
+        caller: &Identity,
+        ask: ClaimAsk,
+        has_session: bool,
+    ) -> Result<Granted> {
+        let wanted = Arc::new(self.wanted(caller, ask, has_session)?);
         let begun = Instant::now();
         let deadline = begun + CONTROLLER;
         // A clone of the node may know its calls.
@@ -50,9 +59,8 @@ impl Cluster {
             let tried = match place {
                 Some(place) => Ok(Tried::Queued(place)),
                 None => {
-                    let turn = tokio::time::timeout_at(deadline, self.turns.wait(&wanted.name)).await;
-                    let _turn = turn.map_err(|_| busy(&wanted.name))?;
-                    self.try_claim(&wanted, waits.as_ref()).await
+                    let trying = Trying::Claim { wanted: wanted.clone(), found: waits.clone() };
+                    self.try_in_turn(&Arc::new(trying), deadline).await
                 }
             };
             if let Err(ServerError::Refused(_)) = &tried
@@ -62,7 +70,7 @@ impl Cluster {
             }
             match tried? {
                 Tried::Granted(granted) => return Ok(*granted),
-                Tried::Changed => tries += 1,
+                Tried::Changed | Tried::Ended => tries += 1,
                 Tried::Waits { id, error, revision } => {
                     waits = Some(Found { id, in_queue: false });
                     if Instant::now() >= deadline {
@@ -98,10 +106,9 @@ impl Cluster {
 
     /// Waits until lists have another record under this name. Only the lists are read, and no etcd.
     pub async fn changed_elsewhere(&self, name: &VolumeName, revision: u64) -> Result<()> {
-        let filter = filter_of(name);
         loop {
-            let (records, index) = self.registry.records(filter.clone()).await?;
-            let listed = records.first().map_or(0, |record| record.revision);
+            let (record, index) = self.registry.listed(name).await?;
+            let listed = record.map_or(0, |record| record.revision);
             if index >= revision && listed != revision {
                 return Ok(());
             }
@@ -110,33 +117,37 @@ impl Cluster {
         }
     }
 
-    /// Tries to take a claim once. `waits`: the claim if an earlier try has written it.
-    async fn try_claim(&self, wanted: &Wanted<'_>, waits: Option<&Found>) -> Result<Tried> {
+    /// Has a claim step over a record, which claims of the same change may have changed. `found`: what an earlier try of its call has found.
+    /// `None`: a row has changed since it was read.
+    pub(crate) async fn step_claim<'a>(
+        &'a self,
+        here: &Here,
+        record: &Record,
+        wanted: &'a Wanted,
+        found: Option<&Found>,
+    ) -> Result<Option<ClaimStep<'a>>> {
         let Wanted { caller, name, node, boot, claim, .. } = wanted;
-        let here = self.presence.here()?;
-        let meta = self.normal().await?;
+        self.normal().await?;
+        rules::registered(record)?;
         let row = self.node(node).await?;
-        let record = self.registry.record(name.clone()).await?;
-        rules::registered(&record)?;
         let Some(row) = row else { return Err(not_joined(node)) };
         if row.value.state != NodeState::Ready {
-            return self.refuse_state(node).await;
+            return self.refuse_state(node).await.map(|()| None);
         }
         let plugin = &record.volume.plugin;
-        let around = self.around_row(&record, Some(row.clone())).await?;
-        let of_plugin = plugin_guard(plugin, around.plugin.as_ref());
-        let mut guards = vec![meta_guard(&meta), node_guard(node, &row), of_plugin, here.guard()];
+        let around = self.around_row(record, Some(row.clone())).await?;
+        let mut guards = vec![node_guard(node, &row), plugin_guard(plugin, around.plugin.as_ref())];
         if caller.role == Role::Node {
             let own = match caller.name == *node {
                 true => row.clone(),
                 false => self.node(&caller.name).await?.ok_or_else(|| not_joined(&caller.name))?,
             };
             if !self.is_of_boot(&caller.name, &own, boot).await? {
-                return Ok(Tried::Changed);
+                return Ok(None);
             }
             // The session of a node that claims for another one may not have ended yet.
             if matches!(own.value.state, NodeState::Blocked | NodeState::Fenced) {
-                return self.refuse_state(&caller.name).await;
+                return self.refuse_state(&caller.name).await.map(|()| None);
             }
             if caller.name != *node {
                 guards.push(node_guard(&caller.name, &own));
@@ -144,11 +155,11 @@ impl Cluster {
         }
         let present = record.claim_at(&claim.consumer, node);
         if present.is_none() {
-            rules::refuse_expanding(&record)?;
+            rules::refuse_expanding(record)?;
         }
-        let entry = queue::entry(&record, &claim.call);
+        let entry = queue::entry(record, &claim.call);
         if entry.is_none()
-            && let Some(error) = self.rolled_back(wanted, present, waits)
+            && let Some(error) = self.rolled_back(wanted, present, found)
         {
             return Err(error);
         }
@@ -158,48 +169,52 @@ impl Cluster {
         if present.is_none() && self.asks.is_withdrawn(&claim.call) {
             return Err(Error::new(Kind::Cancelled, "the call was withdrawn").into());
         }
-        let mut claims = around.claims(&record, node);
-        claims.ahead = self.in_the_way(&record, queue::ahead(&record, entry, claim)).await;
+        let enqueued = async |guards, error| {
+            let step = self.enqueue(here, wanted, record, error).await?;
+            Ok(Some(ClaimStep { guards, ..step }))
+        };
+        let mut claims = around.claims(record, node);
+        claims.ahead = self.in_the_way(record, queue::ahead(record, entry, claim)).await;
         let of_entry = entry.map_or_else(|| claim.clone(), |entry| Claim::clone(&entry.claim));
         let (after, next) = match rules::step(&claims, ClaimEvent::Claim(of_entry)) {
             Err(refusal) if queue::is_waited_for(&refusal) && wanted.is_waiting() => {
-                let error = rules::refused(refusal, name, &claim.consumer);
-                return self.enqueue(wanted, &record, guards, error).await;
+                return enqueued(guards, rules::refused(refusal, name, &claim.consumer)).await;
             }
             stepped => stepped.map_err(|refusal| rules::refused(refusal, name, &claim.consumer))?,
         };
         if present.is_none()
-            && let Some(error) = self.refuse_limit(&record, node, &row.value).await?
+            && let Some(error) = self.refuse_limit(record, node, &row.value).await?
         {
             // Another server may have written that the node has more places.
             if self.has_changed(node, &row).await? {
-                return Ok(Tried::Changed);
+                return Ok(None);
             }
             return match wanted.is_waiting() {
-                true => self.enqueue(wanted, &record, guards, error).await,
+                true => enqueued(guards, error).await,
                 false => Err(error.into()),
             };
         }
-        let is_old = next != ClaimNext::Taken
-            && (self.has_changed(node, &row).await? || self.has_changed_plugin(plugin, &around).await?);
-        if is_old {
-            // Another server may have written what nodes report of the plugin.
-            return Ok(Tried::Changed);
-        }
         let is_due = match next {
-            ClaimNext::Taken => false,
-            ClaimNext::Unseen if claims.attaches.is_none() => return Err(unseen(node, plugin)),
+            ClaimNext::Taken => Ok(false),
+            ClaimNext::Unseen if claims.attaches.is_none() => Err(unseen(node, plugin)),
             _ if !around.has_controllers => {
                 let text = format!(
                     "{name}: plugin {plugin} attaches volumes, and no node with the grant controller:{plugin} has reported a \
                      controller that does"
                 );
-                return Err(Error::new(Kind::NotSupported, text).into());
+                Err(Error::new(Kind::NotSupported, text).into())
             }
-            ClaimNext::Unseen => return Err(no_node_id(node, &record, &around)),
-            _ => true,
+            ClaimNext::Unseen => Err(no_node_id(node, record, &around)),
+            _ => Ok(true),
         };
-        let mut after = queue::without(stepped(&record, after), &claim.call);
+        let is_old = is_due.is_err()
+            && (self.has_changed(node, &row).await? || self.has_changed_plugin(plugin, &around).await?);
+        if is_old {
+            // Another server may have written what nodes report of the plugin.
+            return Ok(None);
+        }
+        let is_due = is_due?;
+        let mut after = queue::without(stepped(record, after), &claim.call);
         if let ClaimNext::Run(effect) = &next {
             rules::enter_attach_secrets(&mut after, effect, false);
         }
@@ -212,31 +227,18 @@ impl Cluster {
                 _ => {}
             }
         }
-        let after = match after == record {
-            // Nothing is written. The rows are compared all the same: a fence or a recovery may have come since they were read.
-            true => self.hold(&guards).await?.then_some(after),
-            false => {
-                // What waits has its place already.
-                let _place = match present.is_none() && entry.is_none() {
-                    true => Some(self.place(node).await?),
-                    false => None,
-                };
-                self.swap_granting(&record, after, guards).await?
-            }
+        // What waits has its place already.
+        let place = match present.is_none() && entry.is_none() {
+            true => Some(self.place(node).await?),
+            false => None,
         };
-        let Some(after) = after else { return Ok(Tried::Changed) };
-        match after.claim_at(&claim.consumer, node) {
-            Some(of) if is_due => {
-                Ok(Tried::Waits { id: of.id.clone(), error: of.error.clone(), revision: after.revision })
-            }
-            _ => granted(&after, caller, claim).map(|granted| Tried::Granted(Box::new(granted))),
-        }
+        Ok(Some(ClaimStep { after, guards, place, awaits: Awaits::Claim { is_due } }))
     }
 
     /// Returns why the claim of a call was rolled back: its volume was not attached. `None`: it was not, or it is another call's.
     fn rolled_back(
         &self,
-        wanted: &Wanted<'_>,
+        wanted: &Wanted,
         present: Option<&Claim>,
         waits: Option<&Found>,
     ) -> Option<ServerError> {
@@ -268,9 +270,9 @@ impl Cluster {
     }
 
     /// Refuses a node by its row, unless the row has changed.
-    async fn refuse_state(&self, node: &str) -> Result<Tried> {
+    async fn refuse_state(&self, node: &str) -> Result<()> {
         match self.node_now(node).await? {
-            Some(row) if row.value.state == NodeState::Ready => Ok(Tried::Changed),
+            Some(row) if row.value.state == NodeState::Ready => Ok(()),
             Some(row) => Err(is_in_state(node, row.value.state)),
             None => Err(not_joined(node)),
         }
@@ -288,7 +290,7 @@ impl Cluster {
     }
 
     /// Takes a node's word that it has nothing of a claim any more.
-    pub async fn detached(&self, caller: &Identity, owed: Owed) -> Result<Accepted> {
+    pub async fn detached(self: &Arc<Self>, caller: &Identity, owed: Owed) -> Result<Accepted> {
         self.require_node(caller)?;
         let name = rules::volume_name(&owed.namespace, &owed.volume)?;
         check_name("consumer", &owed.consumer)?;
@@ -301,55 +303,60 @@ impl Cluster {
             check_name("call", &owed.call)?;
         }
         let call = (!owed.call.is_empty()).then(|| format!("{caller}/{}", owed.call));
-        let is_meant =
-            |claim: &&Claim| (is_named && claim.id == owed.claim) || call.as_ref() == Some(&claim.call);
-        let waits = |queued: &Queued| queued.claim.node == caller.name && is_meant(&queued.claim.as_ref());
-        let node = &caller.name;
+        let end = ClaimEnd { name, node: caller.name.clone(), call, owed };
+        let trying = Arc::new(Trying::End(end.into()));
+        let deadline = Instant::now() + CONTROLLER;
         for _ in 0..TRIES {
-            let here = self.presence.here()?;
-            let meta = self.meta().await?;
-            let row = self.unblocked(node).await?;
-            let record = self.registry.record(name.clone()).await?;
-            let claim = record.claim_at(&owed.consumer, node).filter(is_meant);
-            if claim.is_none() && !record.queue.iter().any(waits) {
-                // It ended before. A claim of a later call has another id, and stays.
-                return Ok(Accepted {});
-            }
-            let Some(row) = row else { return Err(not_joined(node)) };
-            if !self.is_of_boot(node, &row, &owed.boot).await? {
-                continue;
-            }
-            let plugin = &record.volume.plugin;
-            let around = self.around_row(&record, Some(row.clone())).await?;
-            let of_plugin = plugin_guard(plugin, around.plugin.as_ref());
-            let guards = vec![meta_guard(&meta), node_guard(node, &row), of_plugin, here.guard()];
-            let Some(claim) = claim else {
-                let mut after = record.clone();
-                after.queue.retain(|queued| !waits(queued));
-                if self.swap_granting(&record, after, guards).await?.is_some() {
-                    return Ok(Accepted {});
-                }
-                continue;
-            };
-            let is_other = |other: &Claim| {
-                other.node == *node && other.consumer != owed.consumer && other.state == ClaimState::Taken
-            };
-            if owed.still_staged && !record.claims.iter().any(is_other) {
-                let text = format!("{name} is still staged on node {node}, which has no other claim of it");
-                return Err(Error::new(Kind::Busy, text).into());
-            }
-            if matches!(claim.state, ClaimState::NodeDetached | ClaimState::ControllerDetached) {
-                return Ok(Accepted {});
-            }
-            let event = ClaimEvent::Detached { consumer: owed.consumer.clone() };
-            let after = rules::step(&around.claims(&record, node), event);
-            let (after, _) = after.map_err(|refusal| rules::refused(refusal, &name, &owed.consumer))?;
-            if self.swap_granting(&record, stepped(&record, after), guards).await?.is_some() {
-                self.wake(&name);
+            if let Tried::Ended = self.try_in_turn(&trying, deadline).await? {
                 return Ok(Accepted {});
             }
         }
-        Err(busy(&name))
+        Err(busy(trying.name()))
+    }
+
+    /// Has the end of a claim step over a record. `None`: a row has changed since it was read.
+    pub(crate) async fn step_end(&self, record: &Record, end: &ClaimEnd) -> Result<Option<ClaimStep<'_>>> {
+        let ClaimEnd { name, node, call, owed } = end;
+        let is_named = !owed.claim.is_empty();
+        let is_meant =
+            |claim: &&Claim| (is_named && claim.id == owed.claim) || call.as_ref() == Some(&claim.call);
+        let waits = |queued: &Queued| queued.claim.node == *node && is_meant(&queued.claim.as_ref());
+        let step = |after, guards| ClaimStep { after, guards, place: None, awaits: Awaits::End };
+        let row = match self.node(node).await? {
+            Some(row) if row.value.state == NodeState::Blocked => self.unblocked(node).await?,
+            row => row,
+        };
+        let claim = record.claim_at(&owed.consumer, node).filter(is_meant);
+        if claim.is_none() && !record.queue.iter().any(waits) {
+            // It ended before. A claim of a later call has another id, and stays.
+            return Ok(Some(step(record.clone(), Vec::new())));
+        }
+        let Some(row) = row else { return Err(not_joined(node)) };
+        if !self.is_of_boot(node, &row, &owed.boot).await? {
+            return Ok(None);
+        }
+        let plugin = &record.volume.plugin;
+        let around = self.around_row(record, Some(row.clone())).await?;
+        let guards = vec![node_guard(node, &row), plugin_guard(plugin, around.plugin.as_ref())];
+        let Some(claim) = claim else {
+            let mut after = record.clone();
+            after.queue.retain(|queued| !waits(queued));
+            return Ok(Some(step(after, guards)));
+        };
+        let is_other = |other: &Claim| {
+            other.node == *node && other.consumer != owed.consumer && other.state == ClaimState::Taken
+        };
+        if owed.still_staged && !record.claims.iter().any(is_other) {
+            let text = format!("{name} is still staged on node {node}, which has no other claim of it");
+            return Err(Error::new(Kind::Busy, text).into());
+        }
+        if matches!(claim.state, ClaimState::NodeDetached | ClaimState::ControllerDetached) {
+            return Ok(Some(step(record.clone(), Vec::new())));
+        }
+        let event = ClaimEvent::Detached { consumer: owed.consumer.clone() };
+        let after = rules::step(&around.claims(record, node), event);
+        let (after, _) = after.map_err(|refusal| rules::refused(refusal, name, &owed.consumer))?;
+        Ok(Some(step(stepped(record, after), guards)))
     }
 
     /// Has a claim released, and waits until it is free.
@@ -456,7 +463,8 @@ pub fn due_releases(record: &Record) -> impl Iterator<Item = Due> {
     })
 }
 
-fn granted(record: &Record, caller: &Identity, wanted: &Claim) -> Result<Granted> {
+/// Returns the answer to a call whose claim is taken.
+pub(crate) fn granted(record: &Record, caller: &Identity, wanted: &Claim) -> Result<Granted> {
     let claim = record.claim_at(&wanted.consumer, &wanted.node);
     let claim = claim.ok_or_else(|| Error::internal("a claim was granted without a claim"))?;
     let volume = Some(view::row(record, caller));
@@ -474,7 +482,7 @@ fn granted(record: &Record, caller: &Identity, wanted: &Claim) -> Result<Granted
 }
 
 /// Returns the error of a claim that waits for its controller longer than its caller may. The claim goes on.
-fn not_yet(wanted: &Wanted<'_>, last: Option<String>) -> ServerError {
+fn not_yet(wanted: &Wanted, last: Option<String>) -> ServerError {
     let Wanted { name, claim, .. } = wanted;
     let last = last.map(|error| format!("; the last try: {error}")).unwrap_or_default();
     let text = format!("{name} is not attached yet for {}{last}", claim.consumer);

@@ -16,7 +16,7 @@ const HOLDERS: usize = 16;
 const MESSAGE: usize = 2048;
 
 /// Why a server did not do what it was asked for.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum ServerError {
     #[error(transparent)]
     Refused(#[from] Error),

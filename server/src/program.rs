@@ -1,5 +1,6 @@
 //! The program: its commands, its start and its end.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -358,17 +359,23 @@ pub async fn ask_nodes(cluster: Arc<Cluster>, sessions: Arc<Sessions>) {
     }
 }
 
-/// Ends the sessions of nodes that may have none any more, and has nodes learn that they drain, until the task is aborted. It reads all nodes' rows in pages: a read for each session would cost
-/// more.
+/// Ends the sessions of nodes that may have none any more, and has nodes learn that they drain, until the task is aborted. It reads all nodes'
+/// rows in pages, and again only when one has changed or a session has begun.
 pub async fn end_sessions(cluster: Arc<Cluster>, sessions: Arc<Sessions>) {
+    // What was known before the last read, and what it has found.
+    let (mut read, mut may) = ((0, Vec::new()), HashMap::new());
     loop {
         tokio::time::sleep(NODES).await;
         let open = sessions.nodes();
+        let known = (cluster.registry.nodes_changed(), open.clone());
         if open.is_empty() {
             continue;
         }
-        // Without etcd all sessions end, by the presence.
-        let Ok(may) = cluster.nodes_with_sessions().await else { continue };
+        if known != read {
+            // Without etcd all sessions end, by the presence.
+            let Ok(found) = cluster.nodes_with_sessions().await else { continue };
+            (read, may) = (known, found);
+        }
         for (node, number) in open {
             match may.get(&node) {
                 // The row was read after the session had begun, so it is no older than the Welcome.

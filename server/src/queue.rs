@@ -26,9 +26,11 @@ use crate::cluster::{Cluster, meta_guard, node_guard, not_joined};
 use crate::controllers::plugin_guard;
 use crate::failure::Result;
 use crate::grants::May;
-use crate::records::{TRIES, busy, stepped};
+use crate::presence::Here;
+use crate::records::{Put, TRIES, busy, stepped};
 use crate::rows::NodeState;
-use crate::wanted::{QueuePlace, Tried, Wanted, filter_of};
+use crate::tries::{QueuePlace, Wanted};
+use crate::wanted::{Awaits, ClaimStep};
 
 /// How old the last beat of a server is that is there. It writes one every 3 s.
 const BEAT: Duration = Duration::from_secs(10);
@@ -93,7 +95,7 @@ pub fn without(mut record: Record, call: &str) -> Record {
 
 impl Cluster {
     /// Returns the place of a call in the lists' queue, if this server keeps the entry and something is in its way. Reads no etcd.
-    pub(crate) async fn place_in_queue(&self, wanted: &Wanted<'_>) -> Result<Option<QueuePlace>> {
+    pub(crate) async fn place_in_queue(&self, wanted: &Wanted) -> Result<Option<QueuePlace>> {
         if !wanted.is_waiting() {
             return Ok(None);
         }
@@ -111,20 +113,18 @@ impl Cluster {
         }
     }
 
-    /// Writes that a call waits, and that this server was asked for it last.
-    pub(crate) async fn enqueue(
-        &self,
-        wanted: &Wanted<'_>,
+    /// Enters a call that waits into a record's queue, and that this server was asked for it last.
+    pub(crate) async fn enqueue<'a>(
+        &'a self,
+        here: &Here,
+        wanted: &'a Wanted,
         record: &Record,
-        guards: Vec<Guard>,
         error: Error,
-    ) -> Result<Tried> {
-        let here = self.presence.here()?;
+    ) -> Result<ClaimStep<'a>> {
         let Wanted { name, node, claim, .. } = wanted;
         let entry = entry(record, &claim.call);
         let before = ahead(record, entry, claim).len();
-        let mut after = record.clone();
-        let mut place_of_node = None;
+        let (mut after, mut place) = (record.clone(), None);
         match after.queue.iter_mut().find(|queued| queued.claim.call == claim.call) {
             Some(queued) => {
                 let of = Arc::make_mut(&mut queued.claim);
@@ -146,24 +146,17 @@ impl Cluster {
                     let text = format!("{OF_CALLER} claims of {} wait for {name}, the limit", wanted.caller);
                     return Err(Error::new(Kind::RateLimited, text).into());
                 }
-                place_of_node = Some(self.place(node).await?);
+                place = Some(self.place(node).await?);
                 after.serial += 1;
                 let claim = Claim { keeper: here.id.clone(), ..claim.clone() };
                 after.queue.push(Queued { serial: after.serial, claim: Arc::new(claim) });
             }
         }
-        let after = match after == *record {
-            true => Some(after),
-            false => self.swap(record, after, guards).await?,
-        };
-        drop(place_of_node);
-        let Some(after) = after else { return Ok(Tried::Changed) };
-        let id = self::entry(&after, &claim.call).map(|queued| queued.claim.id.clone());
-        Ok(Tried::Queued(QueuePlace { id: id.unwrap_or_default(), ..place(&after, claim, before, error) }))
+        Ok(ClaimStep { after, guards: Vec::new(), place, awaits: Awaits::Queue { before, error } })
     }
 
     /// Ends the entry of a call that was refused, as far as lists have it.
-    pub(crate) async fn leave_queue(&self, wanted: &Wanted<'_>) -> Result<()> {
+    pub(crate) async fn leave_queue(&self, wanted: &Wanted) -> Result<()> {
         let Wanted { name, claim, .. } = wanted;
         for _ in 0..TRIES {
             let listed = self.listed(name).await?;
@@ -187,15 +180,24 @@ impl Cluster {
         &self,
         before: &Record,
         after: Record,
-        mut guards: Vec<Guard>,
+        guards: Vec<Guard>,
     ) -> Result<Option<Record>, RegistryError> {
+        Ok(self.put_granting(before, after, guards).await?.done())
+    }
+
+    /// Does the same, and says what became of it.
+    pub(crate) async fn put_granting(
+        &self,
+        before: &Record,
+        after: Record,
+        mut guards: Vec<Guard>,
+    ) -> Result<Put, RegistryError> {
         let after = self.grant_queued(after, &mut guards).await;
-        let has_queue = !before.queue.is_empty();
-        let swapped = self.swap(before, after, guards).await?;
-        if has_queue && swapped.is_some() {
+        let put = self.put(before, after, guards).await?;
+        if !before.queue.is_empty() && matches!(put, Put::Done(_)) {
             self.was_driven(&before.name);
         }
-        Ok(swapped)
+        Ok(put)
     }
 
     /// Grants what waits and has nothing in its way, from the front. Adds the guards that the grants need.
@@ -449,13 +451,12 @@ impl Cluster {
 
     /// Returns a record as lists have it. `None`: they have none.
     async fn listed(&self, name: &VolumeName) -> Result<Option<Record>> {
-        let (mut records, _) = self.registry.records(filter_of(name)).await?;
-        Ok(records.pop())
+        Ok(self.registry.listed(name).await?.0)
     }
 }
 
 /// Describes the place of a claim that waits.
-fn place(record: &Record, claim: &Claim, before: usize, mut error: Error) -> QueuePlace {
+pub(crate) fn place(record: &Record, claim: &Claim, before: usize, mut error: Error) -> QueuePlace {
     error.message += &format!("; it waits, and {before} claims wait before it");
     QueuePlace { id: claim.id.clone(), error, revision: record.revision }
 }

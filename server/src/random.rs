@@ -9,7 +9,16 @@ pub fn name() -> String {
     csid::random::name()
 }
 
-/// Names of a seed, for tests.
+/// Returns a random number from 0 to 1, without 1.
+pub fn share() -> f64 {
+    #[cfg(test)]
+    if let Some(share) = seeded::share() {
+        return share;
+    }
+    csid::random::share()
+}
+
+/// Names and numbers of a seed, for tests.
 #[cfg(test)]
 pub mod seeded {
     use std::cell::Cell;
@@ -27,6 +36,11 @@ pub mod seeded {
     /// Returns whether a seed decides what is random.
     pub fn is_begun() -> bool {
         NAMES.get().is_some()
+    }
+
+    pub(super) fn share() -> Option<f64> {
+        let first = u32::from_str_radix(&name()?[..8], 16).unwrap();
+        Some(f64::from(first) / (f64::from(u32::MAX) + 1.0))
     }
 
     pub(super) fn name() -> Option<String> {

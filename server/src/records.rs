@@ -83,6 +83,26 @@ pub fn stepped(record: &Record, after: Claims) -> Record {
     Record { claims: after.claims, attachments: after.attachments, ..record.clone() }
 }
 
+/// What became of a change of a record.
+pub enum Put {
+    /// The record as it is written.
+    Done(Box<Record>),
+    /// The record has changed since it was read.
+    Stale,
+    /// These rows have changed since they were read. They are forgotten.
+    Refused(Vec<RowKey>),
+}
+
+impl Put {
+    /// Returns the record that is written. `None`: none is.
+    pub fn done(self) -> Option<Record> {
+        match self {
+            Put::Done(record) => Some(*record),
+            Put::Stale | Put::Refused(_) => None,
+        }
+    }
+}
+
 impl Cluster {
     /// Returns the rows around a record, perhaps old ones.
     pub async fn around(&self, record: &Record, node: &str) -> crate::failure::Result<Around> {
@@ -103,16 +123,31 @@ impl Cluster {
         Ok(Around { node, plugin, has_controllers })
     }
 
-    /// Writes a record, and the counts of nodes' volumes with it. The nodes that owe an expansion are settled with its claims. `None`: it or a
-    /// guarded row has changed since it was read, or a node has no place for the volume any more.
+    /// Writes a record as [`Cluster::put`] does. `None`: it or a row has changed since it was read.
     pub async fn swap(
+        &self,
+        before: &Record,
+        after: Record,
+        guards: Vec<Guard>,
+    ) -> Result<Option<Record>, RegistryError> {
+        Ok(self.put(before, after, guards).await?.done())
+    }
+
+    /// Writes a record, and the counts of nodes' volumes with it. The nodes that owe an expansion are settled with its claims.
+    pub async fn put(
         &self,
         before: &Record,
         mut after: Record,
         mut guards: Vec<Guard>,
-    ) -> Result<Option<Record>, RegistryError> {
+    ) -> Result<Put, RegistryError> {
         rules::settle_owed(&mut after);
-        let Some(mut counting) = self.count_used(before, &after).await? else { return Ok(None) };
+        let mut counting = match self.count_used(before, &after).await? {
+            Ok(counting) => counting,
+            Err(full) => {
+                self.forget(&full);
+                return Ok(Put::Refused(vec![full]));
+            }
+        };
         guards.append(&mut counting.guards);
         let writes = std::mem::take(&mut counting.writes);
         let past = rules::past(before, &after);
@@ -120,22 +155,23 @@ impl Cluster {
         match self.registry.swap_with(swap, guards, writes).await {
             Ok(Swapped::Done(revision)) => {
                 self.has_counted(counting, revision).await;
-                Ok(Some(Record { revision, ..after }))
+                Ok(Put::Done(Box::new(Record { revision, ..after })))
             }
-            Ok(Swapped::Refused(RowKey::Server(id))) if self.is_own(&id) => {
+            Ok(Swapped::Refused(keys)) if keys.iter().any(|key| self.is_own(key)) => {
                 Err(RegistryError::Unreachable("this server's row in etcd is gone".into()))
             }
-            Ok(Swapped::Refused(key)) => {
-                self.forget(&key);
-                Ok(None)
+            Ok(Swapped::Refused(keys)) => {
+                keys.iter().for_each(|key| self.forget(key));
+                Ok(Put::Refused(keys))
             }
-            Err(RegistryError::Conflict(Conflict::Stale)) => Ok(None),
+            Err(RegistryError::Conflict(Conflict::Stale)) => Ok(Put::Stale),
             Err(error) => Err(error),
         }
     }
 
-    /// Returns whether a server's ID is this one's, or may have been when a change began.
-    fn is_own(&self, id: &str) -> bool {
-        self.presence.here().map_or(true, |here| here.id == id)
+    /// Returns whether a row is this server's, or may have been when a change began.
+    fn is_own(&self, key: &RowKey) -> bool {
+        let RowKey::Server(id) = key else { return false };
+        self.presence.here().map_or(true, |here| here.id == *id)
     }
 }

@@ -1,6 +1,7 @@
 //! The values of the rows that a cluster has besides its volumes. A field that this version does not know is written back.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use csid_etcd::{Row, RowKey};
 use serde::de::DeserializeOwned;
@@ -297,20 +298,26 @@ pub struct Read<T> {
     pub revision: u64,
 }
 
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[error("the row {key:?} in etcd is not csid's: {source}")]
 pub struct RowError {
     key: RowKey,
-    source: serde_json::Error,
+    source: Arc<serde_json::Error>,
+}
+
+impl RowError {
+    fn new(key: &RowKey, source: serde_json::Error) -> RowError {
+        RowError { key: key.clone(), source: source.into() }
+    }
 }
 
 pub fn read<T: DeserializeOwned>(key: &RowKey, row: &Row) -> Result<Read<T>, RowError> {
-    let value = serde_json::from_slice(&row.value).map_err(|source| RowError { key: key.clone(), source })?;
+    let value = serde_json::from_slice(&row.value).map_err(|source| RowError::new(key, source))?;
     Ok(Read { value, revision: row.revision })
 }
 
 pub fn write<T: Serialize>(key: &RowKey, value: &T) -> Result<Vec<u8>, RowError> {
-    serde_json::to_vec(value).map_err(|source| RowError { key: key.clone(), source })
+    serde_json::to_vec(value).map_err(|source| RowError::new(key, source))
 }
 
 #[cfg(test)]

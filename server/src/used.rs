@@ -83,8 +83,12 @@ impl Cluster {
         Ok(Some(error.with(|details| details.step = Some(Step::VolumeLimit))))
     }
 
-    /// Returns what a change of a record writes of the counts. `None`: a node has no place for the volume, or a count has changed.
-    pub async fn count_used(&self, before: &Record, after: &Record) -> Result<Option<Counting>> {
+    /// Returns what a change of a record writes of the counts. Otherwise it returns a count by which a node has no place for the volume.
+    pub async fn count_used(
+        &self,
+        before: &Record,
+        after: &Record,
+    ) -> Result<std::result::Result<Counting, RowKey>> {
         let mut counting = Counting::default();
         for (node, begins) in changes(before, after) {
             let plugin = match begins {
@@ -107,7 +111,7 @@ impl Cluster {
                 continue;
             };
             let volumes = match (value.volumes, begins) {
-                (Some(count), true) if limit > 0 && count >= limit => return Ok(None),
+                (Some(count), true) if limit > 0 && count >= limit => return Ok(Err(key)),
                 (Some(count), true) => Some(count + 1),
                 // A count of 0 was wrong. It is made again.
                 (Some(count), false) => count.checked_sub(1),
@@ -121,7 +125,7 @@ impl Cluster {
             }
             counting.counted.push((node, plugin.clone(), Some(value)));
         }
-        Ok(Some(counting))
+        Ok(Ok(counting))
     }
 
     /// Notes what a change has written of the counts, at this revision.

@@ -1,85 +1,52 @@
-//! A call that asks for a claim, and what becomes of a try of it.
+//! The claim that a call asks for, and a step of it over a record.
 
 use std::time::Duration;
 
-use csi_proto::cluster::v1::{ClaimAsk, Granted};
+use csi_proto::cluster::v1::ClaimAsk;
 use csi_proto::identity::{Identity, Role, is_member_name};
 use csid::Error;
 use csid::error::shortened;
-use csid::store::registry::{Claim, RecordFilter, VolumeName};
+use csid::store::registry::{Claim, Record};
 use csid::volume::rules::{self, check_name};
+use csid_etcd::Guard;
 use tokio::time::Instant;
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Writing};
 use crate::failure::{Result, ServerError};
 use crate::grants::May;
 use crate::random;
 use crate::time::now_usec;
+use crate::tries::Wanted;
 
 /// How long a caller waits for a controller. A node gives a call up after 10 s.
 pub const CONTROLLER: Duration = Duration::from_secs(8);
 /// The longest wait in the queue that a call may ask for. The same call asks for more of it.
 const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// What became of a try to take a claim.
-pub enum Tried {
-    Granted(Box<Granted>),
-    /// The record or a row has changed since it was read.
-    Changed,
-    /// The claim is written. It waits for its controller.
-    Waits {
-        id: String,
-        /// The last failure.
-        error: Option<String>,
-        /// The record's revision.
-        revision: u64,
-    },
-    /// The claim waits in the queue.
-    Queued(QueuePlace),
+/// The step of a claim, or of its end, over a record.
+pub(crate) struct ClaimStep<'a> {
+    /// The record after it.
+    pub after: Record,
+    /// The rows that the claim needs as they are.
+    pub guards: Vec<Guard>,
+    /// The place of a new claim among those of its node, until it is written.
+    pub place: Option<Writing<'a>>,
+    pub awaits: Awaits,
 }
 
-/// A claim that waits in the queue.
-pub struct QueuePlace {
-    /// The entry's claim.
-    pub id: String,
-    /// What is in its way.
-    pub error: Error,
-    /// The record's revision.
-    pub revision: u64,
-}
-
-/// What an earlier try of a call has found.
-pub struct Found {
-    /// The name of the claim.
-    pub id: String,
-    /// Whether the claim was in the queue.
-    pub in_queue: bool,
-}
-
-/// The claim that a call asks for.
-pub struct Wanted<'a> {
-    pub caller: &'a Identity,
-    pub name: VolumeName,
-    pub node: String,
-    /// The boot of a calling node.
-    pub boot: String,
-    pub claim: Claim,
-    /// The end of the wait in the queue. `None`: the claim does not wait there.
-    pub until: Option<Instant>,
-    /// How long the answer may take while the claim is in the queue.
-    pub answer: Duration,
-}
-
-impl Wanted<'_> {
-    /// Returns whether the claim waits in the queue if others are in its way.
-    pub fn is_waiting(&self) -> bool {
-        self.until.is_some_and(|until| until > Instant::now())
-    }
+/// What a try has when its step is written.
+pub(crate) enum Awaits {
+    /// The end of the claim.
+    End,
+    /// The claim. `is_due`: its controller has yet to attach the volume.
+    Claim { is_due: bool },
+    /// A place in the queue, behind so many, because of this.
+    Queue { before: usize, error: Error },
 }
 
 impl Cluster {
     /// Checks a call, and makes the claim that it asks for.
-    pub fn wanted<'a>(&self, caller: &'a Identity, ask: ClaimAsk, has_session: bool) -> Result<Wanted<'a>> {
+    pub fn wanted(&self, caller: &Identity, ask: ClaimAsk, has_session: bool) -> Result<Wanted> {
         let name = rules::volume_name(&ask.namespace, &ask.volume)?;
         let node = self.node_of(caller, &ask.node, &name.namespace)?;
         check_name("call", &ask.call)?;
@@ -107,7 +74,7 @@ impl Cluster {
             0 => CONTROLLER,
             ms => Duration::from_millis(ms.into()).min(CONTROLLER),
         };
-        Ok(Wanted { caller, name, node, boot: ask.boot, claim, until, answer })
+        Ok(Wanted { caller: caller.clone(), name, node, boot: ask.boot, claim, until, answer })
     }
 
     /// Returns the node whose claim is meant, if the caller may claim for it.
@@ -125,17 +92,11 @@ impl Cluster {
     }
 
     /// Returns whether a call is of the boot that has joined, as far as this server knows without a look at etcd.
-    pub async fn is_of_known_boot(&self, wanted: &Wanted<'_>) -> Result<bool> {
+    pub async fn is_of_known_boot(&self, wanted: &Wanted) -> Result<bool> {
         let Wanted { caller, boot, .. } = wanted;
         if caller.role != Role::Node {
             return Ok(true);
         }
         Ok(self.node(&caller.name).await?.is_some_and(|row| row.value.boot == *boot))
     }
-}
-
-/// Returns the filter of the one volume of this name.
-pub fn filter_of(name: &VolumeName) -> RecordFilter {
-    let VolumeName { namespace, volume } = name.clone();
-    RecordFilter { namespace: Some(namespace), volume: Some(volume), most: 1, ..RecordFilter::default() }
 }

@@ -36,16 +36,16 @@ async fn change_is_refused_when_a_guarded_row_has_changed() {
     for holds in [Expected::Revision(revision), Expected::Created(revision)] {
         assert!(matches!(change(holds).await, Ok(Swapped::Done(_))), "{holds:?}");
     }
-    assert_eq!(change(Expected::Absent).await.unwrap(), Swapped::Refused(node()));
+    assert_eq!(change(Expected::Absent).await.unwrap(), Swapped::Refused(vec![node()]));
     rows.write(&[], vec![put(node(), "fenced", 0)]).await.unwrap();
-    assert_eq!(change(Expected::Revision(revision)).await.unwrap(), Swapped::Refused(node()));
+    assert_eq!(change(Expected::Revision(revision)).await.unwrap(), Swapped::Refused(vec![node()]));
     assert!(
         matches!(change(Expected::Created(revision)).await, Ok(Swapped::Done(_))),
         "it was not made again"
     );
     rows.write(&[], vec![Write { key: node(), value: None, lease: 0 }]).await.unwrap();
     rows.write(&[], vec![put(node(), "ready", 0)]).await.unwrap();
-    assert_eq!(change(Expected::Created(revision)).await.unwrap(), Swapped::Refused(node()));
+    assert_eq!(change(Expected::Created(revision)).await.unwrap(), Swapped::Refused(vec![node()]));
     let claims = registry.record(name("data")).await.unwrap().claims.len();
     assert_eq!((claims, registry.claims_of("n1").await.unwrap()), (2, 2), "a refused change was made");
 
@@ -57,6 +57,58 @@ async fn change_is_refused_when_a_guarded_row_has_changed() {
     let before = csid::store::registry::Record { revision: 1, ..stale };
     let refused = registry.swap_guarded(swap(&before, after), vec![guard]).await;
     assert!(matches!(refused, Err(RegistryError::Conflict(Conflict::Stale))));
+}
+
+/// The caller reads all of them again, and not one after the other.
+#[tokio::test]
+async fn refused_change_has_all_rows_that_have_changed() {
+    let cluster = Cluster::start(1, &[]).await;
+    let registry = registry(cluster.endpoints());
+    swap_in(&registry, new(record("data", &[]))).await.unwrap();
+    let before = registry.record(name("data")).await.unwrap();
+    let key = |n: usize| RowKey::Node(format!("n{n}"));
+    registry.rows().write(&[], vec![put(key(2), "ready", 0), put(key(4), "ready", 0)]).await.unwrap();
+    let absent = |count: usize| (0..count).map(|n| Guard { key: key(n), is: Expected::Absent }).collect();
+    let change = || {
+        let mut after = before.clone();
+        after.claims.insert(claim("job", "n1"));
+        swap(&before, after)
+    };
+    let refused = registry.swap_guarded(change(), absent(6)).await.unwrap();
+    assert_eq!(refused, Swapped::Refused(vec![key(2), key(4)]));
+    // etcd takes 128 comparisons. The record's own is one of them.
+    let refused = registry.swap_guarded(change(), absent(99)).await.unwrap();
+    assert_eq!(refused, Swapped::Refused(vec![key(2), key(4)]));
+    match registry.swap_guarded(change(), absent(100)).await {
+        Err(RegistryError::Failed(error)) => {
+            assert!(error.to_string().ends_with("has 101 comparisons, and the limit is 100"), "{error}");
+        }
+        outcome => panic!("{outcome:?}"),
+    }
+}
+
+#[tokio::test]
+async fn listed_record_has_own_changes() {
+    let cluster = Cluster::start(1, &[]).await;
+    let (one, other) = (registry(cluster.endpoints()), registry(cluster.endpoints()));
+    assert!(one.listed(&name("data")).await.unwrap().0.is_none());
+    swap_in(&one, new(record("data", &[]))).await.unwrap();
+    for n in 0..20 {
+        let (before, _) = one.listed(&name("data")).await.unwrap();
+        let before = before.unwrap();
+        assert_eq!(before.claims.len(), n, "a change of this registry is missing");
+        let mut after = before.clone();
+        after.claims.insert(claim(&format!("job {n}"), "n1"));
+        swap_in(&one, swap(&before, after)).await.unwrap();
+    }
+    // The other one has a later record in its lists than the one that it changes.
+    let old = other.record(name("data")).await.unwrap();
+    let mut after = old.clone();
+    after.claims.insert(claim("job", "n2"));
+    let revision = swap_in(&one, swap(&old, after.clone())).await.unwrap();
+    other.reached(revision).await.unwrap();
+    let refused = swap_in(&other, swap(&old, after)).await;
+    assert!(matches!(refused, Err(RegistryError::Conflict(Conflict::Stale))), "{refused:?}");
 }
 
 /// etcd commits the change, and its answer is lost. The row changes before the next try.

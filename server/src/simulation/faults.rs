@@ -39,10 +39,12 @@ pub enum Fault {
     PluginRefuses,
     PluginRefusesLate,
     PluginNotSent,
+    Folded,
+    KilledInFold,
 }
 
 /// What each kind is, in their order.
-const WORDS: [&str; Fault::PluginNotSent as usize + 1] = [
+const WORDS: [&str; Fault::KilledInFold as usize + 1] = [
     "etcd refuses a call",
     "a call to etcd is lost",
     "etcd does a call and says that it failed",
@@ -76,6 +78,8 @@ const WORDS: [&str; Fault::PluginNotSent as usize + 1] = [
     "a plugin refuses a call",
     "a plugin does a call and refuses it",
     "a plugin is not sent a call",
+    "claims share a transaction",
+    "a server is killed while claims share a transaction",
 ];
 
 /// How often each kind has occurred.

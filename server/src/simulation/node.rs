@@ -43,6 +43,9 @@ const TICK: Duration = Duration::from_millis(250);
 const FIRST: Duration = Duration::from_secs(3);
 const EVERY: Duration = Duration::from_secs(60);
 
+/// The time between two claims of a crowd.
+const GATHER: Duration = Duration::from_secs(2);
+
 /// The servers, by their places. `None`: it does not run.
 pub type Servers = Arc<Mutex<Vec<Option<Arc<Running>>>>>;
 
@@ -97,6 +100,8 @@ pub struct Host {
     world: World,
     dice: Dice,
     is_broken: Option<Break>,
+    /// The beginning of the scene.
+    begun: Instant,
     boot: Mutex<u64>,
     journal: Mutex<Journal>,
     memory: Mutex<Memory>,
@@ -157,6 +162,7 @@ impl Host {
             world,
             dice,
             is_broken,
+            begun: Instant::now(),
             boot: Mutex::new(1),
             journal: Mutex::default(),
             memory: Mutex::default(),
@@ -485,7 +491,10 @@ impl Host {
                         sleep(Duration::from_secs(1)).await;
                         continue;
                     }
-                    sleep(self.dice.time(0, 3000)).await;
+                    match of.1.starts_with("crowd") {
+                        true => self.gather().await,
+                        false => sleep(self.dice.time(0, 3000)).await,
+                    }
                     let call = self.name_call();
                     let row = Row { call, claim: String::new(), state: State::Asking, is_wanted_back: false };
                     // An end that a server asked for may be owed by now.
@@ -496,6 +505,12 @@ impl Host {
                 Some(_) => sleep(Duration::from_millis(100)).await,
             }
         }
+    }
+
+    /// Waits until all of a crowd begin to claim.
+    async fn gather(&self) {
+        let past = self.begun.elapsed().as_millis() as u64 % GATHER.as_millis() as u64;
+        sleep(GATHER - Duration::from_millis(past)).await;
     }
 
     fn set(&self, of: &(String, String), state: State) {

@@ -20,7 +20,7 @@ use super::faults::{Fault, Faults};
 use super::network::{Network, Place};
 use super::node::{Host, Parts, Servers};
 use super::server::{self, CLUSTER, Running, identity};
-use super::world::World;
+use super::world::{World, is_single};
 use crate::random::seeded;
 use crate::rows::{self, MetaRow, Mode, SCHEMA};
 
@@ -28,6 +28,10 @@ use crate::rows::{self, MetaRow, Mode, SCHEMA};
 const REST: Duration = Duration::from_secs(900);
 /// etcd has done by then what a server that was killed has asked for.
 const LATEST: Duration = Duration::from_secs(15);
+/// How long the death of a server may wait for claims that share a transaction.
+const FOLD: Duration = Duration::from_secs(3);
+/// Consumers of a crowd on each node.
+const CROWD: usize = 4;
 /// The time between two looks of the judge.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -79,6 +83,8 @@ struct Scene {
     nodes: Vec<Arc<Host>>,
     hosts: Vec<Arc<Host>>,
     volumes: Vec<String>,
+    /// Whether many consumers claim the first volume at the same time.
+    has_crowd: bool,
     world: World,
     is_broken: Option<Break>,
 }
@@ -114,19 +120,24 @@ impl Scene {
         let count = 2 + usize::from(dice.once_in(4));
         let servers = (0..count).map(|n| Some(server::start(&double, &network, n))).collect();
         let servers: Servers = Arc::new(Mutex::new(servers));
-        // Plugin p attaches its volumes, and q does not.
-        let volumes: Vec<String> = match dice.roll(5) {
+        // Plugin p attaches its volumes, and q, which has the plain ones, does not.
+        let volumes: Vec<String> = match dice.roll(6) {
             0 => vec!["plain".into()],
             1 => vec!["data".into(), "plain".into()],
             2 => vec!["shared".into()],
+            3 => vec!["shared-plain".into()],
             _ => vec!["data".into()],
         };
+        let has_crowd = !is_single(&volumes[0]) && dice.once_in(4);
         let parts =
             || Parts { network: network.clone(), servers: servers.clone(), world: world.clone(), is_broken };
         let mut uses: Vec<(String, String)> =
             volumes.iter().map(|volume| (volume.clone(), "web".to_owned())).collect();
-        if volumes[0] == "shared" && dice.once_in(2) {
-            uses.push(("shared".to_owned(), "job".to_owned()));
+        if !is_single(&volumes[0]) && dice.once_in(2) {
+            uses.push((volumes[0].clone(), "job".to_owned()));
+        }
+        if has_crowd {
+            uses.extend((0..CROWD).map(|n| (volumes[0].clone(), format!("crowd-{n}"))));
         }
         let nodes = 2 + dice.roll(2) as usize;
         let nodes: Vec<_> =
@@ -136,7 +147,7 @@ impl Scene {
         let hosts: Vec<_> = (0..hosts)
             .map(|n| Host::new(first + n, &format!("c{}", first + n), Vec::new(), parts()))
             .collect();
-        Scene { dice, network, double, servers, nodes, hosts, volumes, world, is_broken }
+        Scene { dice, network, double, servers, nodes, hosts, volumes, has_crowd, world, is_broken }
     }
 
     /// Registers the volumes at the first server.
@@ -146,12 +157,12 @@ impl Scene {
         presence.wait_for(Option::is_some).await.unwrap();
         for volume in &self.volumes {
             let access_mode =
-                if volume == "shared" { "multi-node-multi-writer" } else { "single-node-writer" };
+                if is_single(volume) { "single-node-writer" } else { "multi-node-multi-writer" };
             let capability =
                 Capability { access_mode: access_mode.into(), attachment_mode: "file-system".into() };
             let register = Register {
                 volume: volume.clone(),
-                plugin: if volume == "plain" { "q".into() } else { "p".into() },
+                plugin: if volume.ends_with("plain") { "q".into() } else { "p".into() },
                 external_id: format!("ext-{volume}"),
                 spec: Some(Spec { capabilities: vec![capability], ..Spec::default() }),
                 ..Register::default()
@@ -271,14 +282,25 @@ impl Scene {
     /// Kills a server, and starts it again later.
     fn kill_server(&self) {
         let at = self.dice.roll(self.count()) as usize;
-        let killed = self.servers.lock().unwrap_or_else(PoisonError::into_inner)[at].take();
-        let Some(killed) = killed else { return };
-        self.world.note(|| format!("server {at} is killed"));
-        self.network.seen.count(Fault::ServerKilled);
-        killed.kill();
         let (time, servers) = (self.dice.time(0, 20_000), self.servers.clone());
         let (double, network, world) = (self.double.clone(), self.network.clone(), self.world.clone());
+        let is_in_fold = self.has_crowd && self.dice.once_in(2);
         tokio::spawn(async move {
+            let of = |servers: &Servers| servers.lock().unwrap_or_else(PoisonError::into_inner)[at].clone();
+            let is_folding =
+                |servers: &Servers| of(servers).is_some_and(|of| of.service.cluster.turns.is_folding());
+            let end = Instant::now() + FOLD;
+            while is_in_fold && Instant::now() < end && !is_folding(&servers) {
+                sleep(Duration::from_millis(1)).await;
+            }
+            if is_folding(&servers) {
+                network.seen.count(Fault::KilledInFold);
+            }
+            let killed = servers.lock().unwrap_or_else(PoisonError::into_inner)[at].take();
+            let Some(killed) = killed else { return };
+            world.note(|| format!("server {at} is killed"));
+            network.seen.count(Fault::ServerKilled);
+            killed.kill();
             sleep(time).await;
             world.note(|| format!("server {at} starts"));
             let server = server::start(&double, &network, at);

@@ -269,6 +269,12 @@ impl World {
 
     /// Compares what nodes were granted with what etcd has.
     pub fn compare(&self, double: &Double) {
+        let claims = double.below("/csid/v1/vol/default/").into_iter();
+        let claims = claims.filter(|kv| String::from_utf8_lossy(&kv.key).contains("/claim/"));
+        let mut created = BTreeSet::new();
+        if claims.into_iter().any(|kv| !created.insert(kv.create_revision)) {
+            self.seen.count(Fault::Folded);
+        }
         let granted = self.lock().granted.clone();
         for ((volume, node, consumer), claim) in granted {
             let hold = (volume, node, consumer);

@@ -1,0 +1,293 @@
+//! Claims of one volume, and ends of claims, that wait at the same time are folded into one transaction.
+//!
+//! ```text
+//!   tries ───▶ line ── its turn ──▶ each steps over the record that the one before it has left ──▶ one transaction ──▶ outcomes
+//!                                     │ rows of some nodes have changed: they are read again ──▶ all step again
+//!                                     │ the record has changed: a pause, then all step again
+//!                                     └ it is too large: two halves, one after the other
+//! ```
+//!
+//! Always true:
+//! - Each try has an outcome of its own, and gets it after the transaction. A refusal may be because of a claim of the same transaction.
+//! - The transaction compares the rows that each of its tries needs. Nothing is decided by the lists alone: an outcome without a
+//!   transaction is by a record that was read of etcd.
+//! - A fold is a task of its own. It goes on when a caller goes away.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use csid::store::registry::{Record, Registry, VolumeName};
+use csid_etcd::{EtcdError, RowKey};
+use futures_util::future::join_all;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use crate::claims::granted;
+use crate::cluster::{Cluster, meta_guard};
+use crate::failure::{Result, ServerError};
+use crate::queue;
+use crate::random;
+use crate::records::{Put, TRIES, busy};
+use crate::tries::Tried;
+use crate::turns::{Line, Trying, WaitingTry};
+use crate::wanted::Awaits;
+
+/// Tries of one transaction at most. Each is up to three operations of 100.
+const MOST: usize = 40;
+/// How long the lists have to come to this server's last change. Then etcd is asked.
+const LISTS: Duration = Duration::from_millis(50);
+/// The first and the longest pause after a change of another server.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(128));
+
+/// What became of a try to write a fold.
+enum Folded {
+    /// The outcome of each try, in their order.
+    Done(Vec<Result<Tried>>),
+    /// By the lists nothing is to be written. So etcd has to be asked for the record.
+    Unwritten,
+    /// The record has another revision than this one.
+    Stale(u64),
+    /// These rows have changed.
+    Refused(Vec<RowKey>),
+}
+
+/// Where a record is read.
+#[derive(Clone, Copy)]
+enum Source {
+    /// In the lists, if they have a later one than this.
+    ListsAfter(u64),
+    Etcd,
+}
+
+impl Cluster {
+    /// Tries to take or to end a claim in its turn.
+    pub(crate) async fn try_in_turn(
+        self: &Arc<Self>,
+        what: &Arc<Trying>,
+        deadline: Instant,
+    ) -> Result<Tried> {
+        let line = self.turns.line(what.name());
+        let (outcome, mut tried) = oneshot::channel();
+        line.enter(WaitingTry { what: what.clone(), deadline, outcome });
+        tokio::select! {
+            biased;
+            tried = &mut tried => return tried.unwrap_or(Ok(Tried::Changed)),
+            turn = line.turn() => {
+                let (cluster, line, name) = (self.clone(), line.clone(), what.name().clone());
+                tokio::spawn(async move {
+                    let _turn = turn;
+                    cluster.fold(&line, &name).await;
+                });
+            }
+            () = tokio::time::sleep_until(deadline) => {
+                if line.leave(what) {
+                    return Err(busy(what.name()));
+                }
+            }
+        }
+        // A try that has begun may write.
+        tried.await.unwrap_or(Ok(Tried::Changed))
+    }
+
+    /// Makes the tries that wait, until none does. The one whose caller has got the turn may not be the first.
+    async fn fold(&self, line: &Line, name: &VolumeName) {
+        loop {
+            let first = line.take(MOST);
+            if first.is_empty() {
+                return;
+            }
+            let mut parts = vec![first];
+            while let Some(part) = parts.pop() {
+                parts.extend(self.fold_part(name, part).await.into_iter().flatten());
+            }
+        }
+    }
+
+    /// Makes tries. Returns two halves of them if they are too much for one transaction.
+    async fn fold_part(&self, name: &VolumeName, mut part: Vec<WaitingTry>) -> Option<[Vec<WaitingTry>; 2]> {
+        let (mut pause, mut source) = (PAUSE.0, Source::ListsAfter(0));
+        // Rows that have changed once during this.
+        let mut changed: Vec<RowKey> = Vec::new();
+        // A call whose time is over looks once.
+        let mut has_deadlines = false;
+        for _ in 0..TRIES {
+            part = still_waiting(name, part, has_deadlines);
+            if part.is_empty() {
+                return None;
+            }
+            match self.try_fold(name, &part, source).await {
+                Ok(Folded::Done(outcomes)) => {
+                    for (of, outcome) in part.into_iter().zip(outcomes) {
+                        end(of, outcome);
+                    }
+                    return None;
+                }
+                Ok(Folded::Unwritten) => source = Source::Etcd,
+                Ok(Folded::Stale(revision)) => {
+                    (source, has_deadlines) = (Source::ListsAfter(revision), true);
+                    // Servers that try again at the same moment would be in each other's way again.
+                    tokio::time::sleep(pause.mul_f64(0.5 + random::share() / 2.0)).await;
+                    pause = (pause * 2).min(PAUSE.1);
+                }
+                Ok(Folded::Refused(keys)) => {
+                    has_deadlines = true;
+                    // A node whose row changes again and again keeps no other one waiting.
+                    let (again, rest) = part
+                        .into_iter()
+                        .partition(|of| keys.iter().any(|key| changed.contains(key) && is_of(key, &of.what)));
+                    part = rest;
+                    end_all(again, || Ok(Tried::Changed));
+                    changed.extend(keys);
+                }
+                Err(ServerError::Etcd(EtcdError::TooLarge { .. })) if part.len() > 1 => {
+                    let second = part.split_off(part.len() / 2);
+                    return Some([second, part]);
+                }
+                Err(error) => {
+                    end_all(part, || Err(error.clone()));
+                    return None;
+                }
+            }
+        }
+        end_all(part, || Err(busy(name)));
+        None
+    }
+
+    /// Has each try step over the record, and writes what they have made of it.
+    async fn try_fold(&self, name: &VolumeName, part: &[WaitingTry], source: Source) -> Result<Folded> {
+        let here = self.presence.here()?;
+        let meta = self.meta().await?;
+        let (record, is_listed) = self.record_of(name, source).await?;
+        if record.registration.is_some() {
+            self.know_rows(&record.volume.plugin, part).await;
+        }
+        let mut guards = vec![meta_guard(&meta), here.guard()];
+        let mut after = record.clone();
+        let (mut places, mut steps) = (Vec::new(), Vec::new());
+        for (at, of) in part.iter().enumerate() {
+            let step = match &*of.what {
+                // Its outcome depends on a try whose outcome nobody has yet.
+                what if part[..at].iter().any(|before| is_in_order(&before.what, what)) => Ok(None),
+                Trying::Claim { wanted, found } => {
+                    self.step_claim(&here, &after, wanted, found.as_ref()).await
+                }
+                Trying::End(end) => self.step_end(&after, end).await,
+            };
+            steps.push(step.map(|step| {
+                let step = step?;
+                after = step.after;
+                let new = step.guards.into_iter().filter(|guard| !guards.contains(guard)).collect::<Vec<_>>();
+                guards.extend(new);
+                places.extend(step.place);
+                Some(step.awaits)
+            }));
+        }
+        let has_end = steps.iter().any(|step| matches!(step, Ok(Some(Awaits::End))));
+        let has_claim = steps.iter().any(|step| matches!(step, Ok(Some(Awaits::Claim { .. }))));
+        let after = if after != record {
+            let put = match has_claim || has_end {
+                true => self.put_granting(&record, after, guards).await?,
+                false => self.put(&record, after, guards).await?,
+            };
+            match put {
+                Put::Done(after) => {
+                    if has_end {
+                        self.wake(name);
+                    }
+                    *after
+                }
+                Put::Stale => return Ok(Folded::Stale(record.revision)),
+                Put::Refused(keys) => return Ok(Folded::Refused(keys)),
+            }
+        } else if is_listed {
+            return Ok(Folded::Unwritten);
+        } else if has_claim && !self.hold(&guards).await? {
+            // Nothing is written. The rows are compared all the same: a fence or a recovery may have come since they were read.
+            return Ok(Folded::Refused(Vec::new()));
+        } else {
+            after
+        };
+        let outcomes = steps.into_iter().zip(part).map(|(step, of)| match step? {
+            Some(awaits) => outcome(&after, &of.what, awaits),
+            None => Ok(Tried::Changed),
+        });
+        Ok(Folded::Done(outcomes.collect()))
+    }
+
+    /// Reads a record. Returns whether it is of the lists, which may be old.
+    async fn record_of(&self, name: &VolumeName, source: Source) -> Result<(Record, bool)> {
+        if let Source::ListsAfter(revision) = source
+            && let Ok(Ok((Some(record), _))) = tokio::time::timeout(LISTS, self.registry.listed(name)).await
+            && record.revision > revision
+        {
+            return Ok((record, true));
+        }
+        Ok((self.registry.record(name.clone()).await?, false))
+    }
+
+    /// Reads the rows that tries need and that this server does not know, all at the same time.
+    async fn know_rows(&self, plugin: &str, part: &[WaitingTry]) {
+        let of_nodes = part.iter().map(|of| async {
+            // What cannot be read is the business of the try that needs it.
+            let _ = tokio::join!(self.node(of.what.node()), self.used(of.what.node(), plugin));
+        });
+        join_all(of_nodes).await;
+    }
+}
+
+/// Ends the tries whose callers have gone away, and those whose time is over if that counts. Nothing of them is written.
+fn still_waiting(name: &VolumeName, part: Vec<WaitingTry>, has_deadlines: bool) -> Vec<WaitingTry> {
+    let now = Instant::now();
+    let (waiting, late) = part
+        .into_iter()
+        .filter(|of| !of.outcome.is_closed())
+        .partition(|of| !has_deadlines || of.deadline > now);
+    end_all(late, || Err(busy(name)));
+    waiting
+}
+
+fn end(of: WaitingTry, outcome: Result<Tried>) {
+    // A caller that has gone away asks again, and finds its claim.
+    let _ = of.outcome.send(outcome);
+}
+
+fn end_all(part: Vec<WaitingTry>, outcome: impl Fn() -> Result<Tried>) {
+    for of in part {
+        end(of, outcome());
+    }
+}
+
+/// Returns whether a try comes after another one, and not in the same transaction: a claim and its end.
+fn is_in_order(before: &Trying, what: &Trying) -> bool {
+    let is_end = |of: &Trying| matches!(of, Trying::End(_));
+    (before.node(), before.consumer()) == (what.node(), what.consumer()) && (is_end(before) || is_end(what))
+}
+
+/// Returns whether a try needs a row, and no try of another node or caller does.
+fn is_of(key: &RowKey, what: &Trying) -> bool {
+    match key {
+        RowKey::Node(node) => node == what.node() || node == what.caller(),
+        RowKey::Used { node, .. } => node == what.node(),
+        _ => false,
+    }
+}
+
+/// Returns what became of a try, by the record that is written.
+fn outcome(after: &Record, what: &Trying, awaits: Awaits) -> Result<Tried> {
+    let Trying::Claim { wanted, .. } = what else { return Ok(Tried::Ended) };
+    let claim = &wanted.claim;
+    match awaits {
+        Awaits::Claim { is_due } => match after.claim_at(&claim.consumer, &claim.node) {
+            Some(of) if is_due => {
+                Ok(Tried::Waits { id: of.id.clone(), error: of.error.clone(), revision: after.revision })
+            }
+            _ => granted(after, &wanted.caller, claim).map(|granted| Tried::Granted(Box::new(granted))),
+        },
+        Awaits::Queue { before: ahead, error } => match queue::entry(after, &claim.call) {
+            Some(entry) => Ok(Tried::Queued(queue::place(after, &entry.claim, ahead, error))),
+            // It was granted by the same change.
+            None => Ok(Tried::Changed),
+        },
+        Awaits::End => Ok(Tried::Ended),
+    }
+}
