@@ -35,4 +35,5 @@ mod reload;
 mod site;
 mod snapshots;
 mod sources;
+mod together;
 mod used;
