@@ -50,7 +50,7 @@ pub struct Cli {
     /// Ask the cluster's servers as an operator, whose keys this file names
     ///
     /// `csictl node` and `csictl server` do that anyway. With it, `volume list`, `volume show`, `volume register`,
-    /// `volume deregister`, `claims` and `release` do it, too. Without FILE it is $CSID_OPERATOR, or
+    /// `volume deregister`, `explain`, `claims` and `release` do it, too. Without FILE it is $CSID_OPERATOR, or
     /// ~/.config/csid/operator.toml.
     #[arg(long, global = true, display_order = 903, value_name = "FILE", require_equals = true, conflicts_with_all = ["csid_socket", "bus"])]
     #[allow(clippy::option_option, reason = "the option may stand without a file")]
@@ -82,7 +82,7 @@ impl Cli {
         }
         let refused = |text: &str| Err(Cli::command().error(ErrorKind::ArgumentConflict, text));
         let option = match &self.command {
-            Command::Node(_) | Command::Server(_) => None,
+            Command::Node(_) | Command::Server(_) | Command::Explain { .. } => None,
             Command::Volume(command) => match &**command {
                 Volume::List(_) | Volume::Show { .. } => None,
                 Volume::Register(args) => of_operations(&args.spec.wait, args.spec.wait.deadline.usec()),
@@ -142,7 +142,7 @@ impl Cli {
 const OPERATORS: &str = "--operator is for `csictl node`, `csictl server`, `volume list`, `volume show`, `volume register`, `volume deregister`, \
                          `volume create`, `volume delete`, `volume expand`, `volume validate`, `volume snapshot`, `plugin volumes`, \
                          `plugin capacity`, `plugin delete-snapshot`, `snapshots`, \
-                         `claims` and `release`; other commands ask csid on this host";
+                         `explain`, `claims` and `release`; other commands ask csid on this host";
 
 /// Returns an option of csid's operations that is given, and which servers do not have.
 fn of_operations(wait: &Wait, deadline: Option<u64>) -> Option<&'static str> {
@@ -172,6 +172,9 @@ pub enum Command {
     /// List the snapshots that a plugin has
     Snapshots(Snapshots),
     /// Show what a volume waits for, its holders, the last error and the next try
+    ///
+    /// On a host of a cluster the holders on other hosts, too. With --operator the servers say it: who has the volume, what each claim waits
+    /// for, which server calls which controller, and which node is away.
     Explain {
         #[command(flatten)]
         volume: OneVolume,
@@ -471,6 +474,7 @@ mod tests {
             ("csictl --operator snapshots p --external-id x", None),
             ("csictl --operator volume create ns v --plugin p --snapshot s", None),
             ("csictl --operator volume create ns v --plugin p --clone w", None),
+            ("csictl --operator explain ns v", None),
             ("csictl --operator claims --volume v", None),
             ("csictl --operator release ns v job --node n1 --force --deadline 5s", None),
         ] {

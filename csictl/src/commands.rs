@@ -69,6 +69,9 @@ async fn dispatch(cli: Cli, tried: &mut Tried) -> anyhow::Result<ExitCode> {
             questions::snapshots(&servers()?, args, json, tried).await?
         }
         Command::Claims(args) if by_operator => operated::claims(&servers()?, args, json, tried).await?,
+        Command::Explain { volume } if by_operator => {
+            operated::explain(&servers()?, volume, json, tried).await?
+        }
         Command::Release(args) if by_operator => operated::release(&servers()?, args, json, tried).await?,
         Command::Cluster(command) => cluster::cluster(&connect().await?, command, json, tried).await?,
         Command::Plugin(command) => return plugin::plugin(&target, *command, json, tried).await,

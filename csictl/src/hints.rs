@@ -7,7 +7,7 @@ pub use self::common::Tried;
 pub use self::explained::explained;
 pub use self::helper::of_helper;
 use self::obstacle::by_obstacle;
-pub use self::operator::of_operator;
+pub use self::operator::{explained_by_servers, of_operator};
 pub use self::plugin::{DRAINED, unhealthy};
 use self::steps::{DISABLED, FORGET, LIMIT, QUEUED, TOPOLOGY, WAITING};
 use self::text::obstructed;

@@ -1,6 +1,7 @@
 //! Output: plain tables for people, or JSON with the contract's names for programs.
 
 mod cluster;
+mod explained;
 mod plugin;
 mod stats;
 mod text;
@@ -18,6 +19,7 @@ pub use cluster::{
     cluster_line, cluster_status, drain_note, expansion, expansion_json, finding_json, findings, is_drained,
     node, node_json, nodes, notes_of_servers, queue, queue_json, servers, servers_json,
 };
+pub use explained::{of_servers, of_servers_json, waits};
 pub use plugin::{Consumer, drained, external_volumes, plugin, plugins, snapshots};
 pub use stats::{Used, plugin_stats, top};
 use text::{cut, facts, seconds, table};

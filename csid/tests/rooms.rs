@@ -116,7 +116,7 @@ const OF_VOLUME: [(&str, &[&str]); 24] = [
         ],
     ),
     ("rules", &["errors", "lifecycle", "model", "transitions"]),
-    ("explain", &["api", "control", "errors", "events", "lifecycle", "manager", "operation"]),
+    ("explain", &["api", "control", "errors", "events", "lifecycle", "manager", "operation", "servers"]),
 ];
 
 /// (folder of `volume`, what it may import of csid besides `volume`).

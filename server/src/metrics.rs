@@ -19,7 +19,7 @@ use tonic::Code;
 use crate::grants::Grants;
 
 /// The calls of the contract, with what their addresses end with.
-const RPCS: [&str; 16] = [
+const RPCS: [&str; 17] = [
     "Session",
     "Claim",
     "Withdraw",
@@ -31,6 +31,7 @@ const RPCS: [&str; 16] = [
     "Claims",
     "Expanded",
     "Inventory",
+    "Explain",
     "Nodes",
     "Node",
     "SetNode",

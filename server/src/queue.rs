@@ -68,7 +68,7 @@ pub fn is_same(entry: &Claim, asked: &Claim) -> bool {
 }
 
 /// Checks whether a claim is admitted behind those that wait before it. No row of a node or plugin is needed for that.
-fn admit(record: &Record, ahead: &[Arc<Claim>], claim: &Claim) -> Result<(), ClaimRefusal> {
+pub fn admit(record: &Record, ahead: &[Arc<Claim>], claim: &Claim) -> Result<(), ClaimRefusal> {
     let registration = record.registration.as_ref();
     let ahead = ahead.iter().filter(|other| !is_same_consumer(other, claim));
     let claims = Claims {
@@ -252,7 +252,7 @@ impl Cluster {
     }
 
     /// Returns whether a node has no place for the volume: as many of the plugin's as it may have.
-    async fn is_limited(&self, record: &Record, node: &str) -> bool {
+    pub(crate) async fn is_limited(&self, record: &Record, node: &str) -> bool {
         match self.node(node).await {
             Ok(Some(row)) => {
                 matches!(self.refuse_limit(record, node, &row.value).await, Ok(Some(_)))

@@ -8,9 +8,9 @@ use csi_proto::cluster::v1::cluster_server::Cluster as Calls;
 use csi_proto::cluster::v1::from_node::Is as From;
 use csi_proto::cluster::v1::to_node::Is as To;
 use csi_proto::cluster::v1::{
-    Accepted, CallName, ChangeAsk, ClaimAsk, ClaimPage, Done, FromNode, Granted, Hello, InventoryAsk,
-    InventoryPage, ListAsk, NodeExpanded, Owed, Plugins, ReleaseAsk, ToNode, VolumeAsk, VolumePage,
-    VolumeRow, Withdrawn,
+    Accepted, CallName, ChangeAsk, ClaimAsk, ClaimPage, Done, Explanation, FromNode, Granted, Hello,
+    InventoryAsk, InventoryPage, ListAsk, NodeExpanded, Owed, Plugins, ReleaseAsk, ToNode, VolumeAsk,
+    VolumePage, VolumeRow, Withdrawn,
 };
 use csi_proto::identity::{Identity, Role};
 use csid::error::shortened;
@@ -142,6 +142,13 @@ impl Calls for Service {
     async fn inventory(&self, request: Request<InventoryAsk>) -> Result<Response<InventoryPage>, Status> {
         let caller = self.cluster.caller(&request)?;
         Ok(Response::new(self.ask_inventory(&caller, request.into_inner()).await?))
+    }
+
+    async fn explain(&self, request: Request<VolumeAsk>) -> Result<Response<Explanation>, Status> {
+        let caller = self.cluster.caller(&request)?;
+        // It reads the rows of many nodes.
+        let _place = self.places.enter(&caller, Kept::List)?;
+        Ok(Response::new(self.cluster.explain(&caller, request.into_inner()).await?))
     }
 }
 

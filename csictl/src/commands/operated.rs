@@ -17,7 +17,7 @@ use super::common::{confirmed, done};
 use super::spec::{self, Named};
 use crate::{
     args::{Amount, Claims, Confirm, Name, OneVolume, Release, Volume, Volumes},
-    hints::Tried,
+    hints::{self, Tried},
     operator::{LeftOut, OperatorError, Servers, rows},
     output::{self, print, print_json},
     shell::quoted,
@@ -101,6 +101,27 @@ pub async fn volume(servers: &Servers, command: Volume, json: bool, tried: &mut 
         // The command line refuses others.
         _ => bail!("an operator cannot do this"),
     }
+}
+
+/// Explains why a volume is not where it is wanted.
+pub async fn explain(
+    servers: &Servers,
+    volume: OneVolume,
+    json: bool,
+    tried: &mut Tried,
+) -> anyhow::Result<()> {
+    about("explain", &volume, tried);
+    let OneVolume { namespace, volume } = volume;
+    let ask = VolumeAsk { namespace, volume };
+    let found = servers
+        .call(None, async |channel| Ok(ClusterClient::new(channel).explain(ask.clone()).await?.into_inner()));
+    let found = found.await?;
+    let next = hints::explained_by_servers(&found, tried);
+    match json {
+        true => print_json(&output::of_servers_json(&found, &next))?,
+        false => print(output::of_servers(&found, next).trim_end())?,
+    }
+    Ok(())
 }
 
 fn about(command: &'static str, volume: &OneVolume, tried: &mut Tried) {

@@ -110,6 +110,10 @@ pub fn explained(explanation: &Explanation, mounts: &[MountRow], tried: &Tried) 
         _ if waits == SNAPSHOT => {
             format!("wait: `csictl snapshots PLUGIN` shows whether it is ready; {CANCEL}")
         }
+        // The servers' part of a volume of a cluster.
+        _ if waits.starts_with("the end of ") || waits.starts_with("node ") => {
+            format!("an operator ends it: `csictl --operator explain {volume}`")
+        }
         _ => String::new(),
     }
 }

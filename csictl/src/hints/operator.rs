@@ -1,7 +1,10 @@
 //! Advice for operators of a cluster.
 
+use csi_proto::cluster::v1::Explanation;
+
 use super::Tried;
 use crate::operator::OperatorError;
+use crate::output::waits;
 use crate::shell::quoted;
 
 /// Returns the next step after an operator's command has failed.
@@ -63,7 +66,7 @@ const HELD: &str = "ClaimConflict";
 
 /// Returns whether a command is about volumes and claims, and not about nodes and servers.
 fn is_of_volumes(command: &str) -> bool {
-    ["volume", "claims", "release"].into_iter().any(|word| command.starts_with(word))
+    ["volume", "claims", "release", "explain"].into_iter().any(|word| command.starts_with(word))
 }
 
 /// Returns the next step after servers have refused a command about a volume or its claims.
@@ -91,9 +94,81 @@ fn of_volume(kind: &str, message: &str, volume: &str, tried: &Tried) -> Option<S
     Some(hint)
 }
 
+/// Returns what an operator does next about the first thing that waits. Empty: nothing is to be done.
+pub fn explained_by_servers(found: &Explanation, tried: &Tried) -> String {
+    let volume = tried.volume.as_deref().unwrap_or("NAMESPACE VOLUME");
+    let Some((who, wait)) = waits(found).next() else { return String::new() };
+    let is_away =
+        |node: &str| found.nodes.iter().any(|of| of.node == node && of.away && of.state != "fenced");
+    let fence = |node: &str| {
+        let node = quoted(node);
+        format!(
+            "if node {node} is off for good: `csictl node fence {node} --reason TEXT`; else its claims end when it is back"
+        )
+    };
+    let release = |holder: &str| {
+        let (node, consumer) = holder.split_once('/').unwrap_or_default();
+        format!("`csictl --operator release {volume} {} --node {}`", quoted(consumer), quoted(node))
+    };
+    let node = quoted(&wait.node);
+    match wait.kind.as_str() {
+        "node" if is_away(&wait.node) => fence(&wait.node),
+        "node" => format!("on node {node}: `csictl explain {volume}`, which names the processes that use it"),
+        "controller" => {
+            "start csid and the plugin on a host with its controller: `csictl node list`".to_owned()
+        }
+        "parked" => format!("remove the cause, then {}", release(&who)),
+        "claims" => {
+            match wait.holders.iter().find(|of| of.split_once('/').is_some_and(|(node, _)| is_away(node))) {
+                Some(holder) => fence(holder.split_once('/').unwrap_or_default().0),
+                None => wait
+                    .holders
+                    .first()
+                    .map(|of| format!("the consumer ends it, or: {}", release(of)))
+                    .unwrap_or_default(),
+            }
+        }
+        "away" | "node-state" => format!("`csictl node show {node}`"),
+        _ if found.acting.as_ref().is_some_and(|of| is_away(&of.host)) => {
+            let host = found.acting.as_ref().map(|of| quoted(&of.host)).unwrap_or_default();
+            format!("start csid on node {host}, whose controller was called: `csictl node show {host}`")
+        }
+        _ => String::new(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use csi_proto::cluster::v1::{NodeExplained, WaitExplained};
+
     use super::*;
+
+    #[test]
+    fn explanation_leads_to_a_fence_or_a_release() {
+        let tried = Tried { volume: Some("prod db".into()), ..Tried::default() };
+        let next = |kind: &str, away: bool| {
+            let wait = WaitExplained {
+                kind: kind.into(),
+                node: "n1".into(),
+                holders: vec!["n1/web".into()],
+                ..WaitExplained::default()
+            };
+            let nodes = vec![NodeExplained { node: "n1".into(), away, ..NodeExplained::default() }];
+            explained_by_servers(&Explanation { wait: Some(wait), nodes, ..Explanation::default() }, &tried)
+        };
+        for (kind, away, due) in [
+            ("node", true, "csictl node fence n1"),
+            ("node", false, "csictl explain prod db"),
+            ("claims", true, "csictl node fence n1"),
+            ("claims", false, "csictl --operator release prod db web --node n1"),
+            ("controller", false, "csictl node list"),
+            ("away", true, "csictl node show n1"),
+        ] {
+            assert!(next(kind, away).contains(due), "{kind}: {}", next(kind, away));
+        }
+        assert_eq!(next("turn", false), "");
+        assert_eq!(explained_by_servers(&Explanation::default(), &tried), "");
+    }
 
     #[test]
     fn hint_of_a_volume_names_its_holders_or_grants() {

@@ -14,6 +14,7 @@ use tokio::sync::Semaphore;
 use tonic::transport::Channel;
 use tonic::{Response, Status};
 
+use crate::cluster::explained::read_explanation;
 use crate::cluster::failure::{read, unavailable};
 use crate::cluster::link;
 use crate::cluster::node::Node;
@@ -28,7 +29,9 @@ use crate::store::rows::VolumeKey;
 use crate::volume::rules::{
     check_credential, check_external_id, check_name, name_call, words_of, words_of_capability,
 };
-use crate::volume::servers::{Granted, ServerCreation, ServerFailure, ServerSnapshot, Servers};
+use crate::volume::servers::{
+    Granted, ServerCreation, ServerFailure, ServerSnapshot, Servers, ServersExplanation,
+};
 
 /// How long csid waits for an answer. The server goes on with a change that it has sent to etcd.
 const CALL: Duration = Duration::from_secs(10);
@@ -260,6 +263,16 @@ impl Servers for Node {
         async move {
             let client = self.joined(SESSION).await?;
             read_record(&name, self.volume_row(client, &name).await?)
+        }
+        .boxed()
+    }
+
+    fn explain(&self, name: VolumeName) -> BoxFuture<'_, Result<ServersExplanation>> {
+        async move {
+            let mut client = self.client()?;
+            let VolumeName { namespace, volume } = name;
+            let explained = answered(client.explain(VolumeAsk { namespace, volume })).await?;
+            Ok(read_explanation(explained, &self.name))
         }
         .boxed()
     }

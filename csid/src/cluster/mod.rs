@@ -8,6 +8,7 @@ mod calls;
 mod controller;
 mod drain;
 mod expansions;
+mod explained;
 mod failure;
 mod fence;
 mod link;

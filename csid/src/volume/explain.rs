@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tokio::sync::oneshot;
 
-use crate::error::{Result, Step};
+use crate::error::{Error, Kind, Result, Step};
 use crate::store::MountFilter;
 use crate::store::event_kind::EventKind;
 use crate::store::registry::{Blocked, Claim, ClaimState, Record, Standing, VolumeName};
@@ -20,8 +20,9 @@ use crate::volume::lifecycle::{is_of_file, is_unborn};
 use crate::volume::manager::Volumes;
 use crate::volume::operation::message::Message;
 use crate::volume::operation::table::now_usec;
+use crate::volume::servers::ServersExplanation;
 
-/// The time limit for the answer of an actor, which answers between two steps of an operation.
+/// The time limit for the answer of an actor, which answers between two steps of an operation, and for that of a server.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 impl Volumes {
@@ -39,9 +40,15 @@ impl Volumes {
             shared.operations.list().into_iter().filter(|of| of.subject == subject).collect();
         let file = shared.records.declarations.file(&name);
         let (failure, timings) = self.history(&subject).await?;
-        if record.is_empty() && mounts.is_empty() && under_way.is_empty() && file.is_none() {
-            // An inline volume that is no longer in use has left nothing but its events.
-            return failure.ok_or_else(|| VolumeError::NotRegistered { name }.into());
+        let at_servers = self.at_servers(&name).await;
+        let is_here = !record.is_empty() || !mounts.is_empty() || !under_way.is_empty() || file.is_some();
+        if !is_here {
+            return match at_servers {
+                Some(Ok(of)) => Ok(Explanation { timings, ..only_at_servers(failure, of) }),
+                Some(Err(error)) if error.kind == Kind::Unavailable && failure.is_none() => Err(error),
+                // An inline volume that is no longer in use has left nothing but its events.
+                _ => failure.ok_or_else(|| VolumeError::NotRegistered { name }.into()),
+            };
         }
         let waiting = shared.records.declarations.waiting(&name);
         let volume = match (mounts.first(), &waiting) {
@@ -58,6 +65,9 @@ impl Volumes {
         explanation.next_try_usec = next.or(sweep).unwrap_or(0);
         if let Some((_, waits)) = waiting {
             add_waits(&mut explanation, &mut cause, waits);
+        }
+        if let Some(of) = at_servers {
+            add_servers(&mut explanation, &mut cause, of);
         }
         explanation.steps.extend(match file {
             Some(file) => Some(format!("declared by {}", file.display())),
@@ -91,6 +101,14 @@ impl Volumes {
         }
         explanation.timings = timings;
         Ok(explanation)
+    }
+
+    /// Returns what the cluster's servers know of a volume. `None`: csid is alone.
+    async fn at_servers(&self, name: &VolumeName) -> Option<Result<ServersExplanation>> {
+        let servers = self.shared.records.servers.as_ref()?;
+        let asked = tokio::time::timeout(PATIENCE, servers.explain(name.clone())).await;
+        let late = |_| Err(Error::new(Kind::Unavailable, "the cluster's server did not answer within 1 s"));
+        Some(asked.unwrap_or_else(late))
     }
 
     /// Returns what the last [`EVENTS`] tell of a volume: the newest one, if it is a failure or a forgotten mount, and how long the
@@ -161,6 +179,34 @@ fn add_waits(explanation: &mut Explanation, cause: &mut Cause, waits: Waits) {
     }
     if explanation.last_error.is_empty() {
         explanation.last_error = waits.error;
+    }
+}
+
+/// Explains a volume of which this host has nothing but events. No plugin here is concerned.
+fn only_at_servers(failure: Option<Explanation>, of: ServersExplanation) -> Explanation {
+    let (mut explanation, mut cause) = (failure.unwrap_or_default(), Cause::Nothing);
+    add_servers(&mut explanation, &mut cause, Ok(of));
+    if let Cause::Other(text) = cause {
+        explanation.waiting_for = text;
+    }
+    explanation
+}
+
+/// Adds what the cluster's servers know. What csid itself waits for is the nearer cause.
+fn add_servers(explanation: &mut Explanation, cause: &mut Cause, of: Result<ServersExplanation>) {
+    match of {
+        Ok(of) => {
+            explanation.holders.extend(of.holders);
+            explanation.holders.sort();
+            explanation.holders.dedup();
+            explanation.steps.extend(of.steps);
+            if *cause == Cause::Nothing && !of.waiting_for.is_empty() {
+                *cause = Cause::Other(of.waiting_for);
+            }
+        }
+        // Here it is known without them.
+        Err(error) if error.kind == Kind::NotFound => {}
+        Err(error) => explanation.steps.push(format!("the servers' part is not known: {}", error.message)),
     }
 }
 

@@ -49,6 +49,10 @@ pub trait Servers: Send + Sync {
     /// registered.
     fn volume(&self, name: VolumeName) -> BoxFuture<'_, Result<Record>>;
 
+    /// Returns what the servers know of a volume, and other nodes' claims of it. Does not wait for a server. Fails with NotFound if the volume
+    /// is not registered.
+    fn explain(&self, name: VolumeName) -> BoxFuture<'_, Result<ServersExplanation>>;
+
     /// Registers a volume, or changes its registration. Returns it without its claims, at revision 0.
     fn register(
         &self,
@@ -97,6 +101,16 @@ pub trait Servers: Send + Sync {
 
     /// Has a volume's plugin delete it. The servers go on after `until`.
     fn delete(&self, name: VolumeName, until: Instant) -> BoxFuture<'_, Result<()>>;
+}
+
+/// What the servers know of a volume, for people.
+#[derive(Clone, Debug, Default)]
+pub struct ServersExplanation {
+    /// What this node's claim or the volume waits for. Empty: nothing.
+    pub waiting_for: String,
+    /// The claims of other nodes: NODE/CONSUMER.
+    pub holders: Vec<String>,
+    pub steps: Vec<String>,
 }
 
 /// A volume that the servers are to have created.

@@ -84,6 +84,8 @@ async fn calls(channel: &Channel, node: &str, namespace: &str) -> BTreeMap<&'sta
     found.insert("register", became(client.change(change).await));
     let (of, volume) = name();
     found.insert("volume", became(client.volume(VolumeAsk { namespace: of, volume }).await));
+    let (of, volume) = name();
+    found.insert("explain", became(client.explain(VolumeAsk { namespace: of, volume }).await));
     let list = ListAsk { namespace: namespace.into(), ..ListAsk::default() };
     found.insert("volumes", became(client.volumes(list).await));
     found.insert("all volumes", became(client.volumes(ListAsk::default()).await));
@@ -292,6 +294,8 @@ async fn every_call_of_every_identity_is_as_granted() {
             };
             let found = calls(&site.channel(0, pair.as_ref()), node, namespace).await;
             let mut due: BTreeMap<_, _> = CALLS.into_iter().zip(due).collect();
+            // Who sees a volume has it explained.
+            due.insert("explain", due["volume"]);
             // Who sees volumes sees their claims.
             due.insert("claims", due["volumes"]);
             due.insert("all claims", due["all volumes"]);

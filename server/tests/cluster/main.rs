@@ -17,6 +17,7 @@ mod drain;
 #[allow(dead_code, reason = "the tests of the registry use more of it")]
 mod etcd;
 mod expansions;
+mod explain;
 mod failures;
 mod far_end;
 mod fence;

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use csi_proto::cluster::v1::cluster_server::{Cluster, ClusterServer};
 use csi_proto::cluster::v1::{
-    Accepted, CallName, ChangeAsk, ClaimAsk, ClaimInList, ClaimPage, ClaimRow, Done, FromNode, Granted,
-    InventoryAsk, InventoryPage, ListAsk, NodeExpanded, Owed, ReleaseAsk, ToNode, VolumeAsk, VolumePage,
-    VolumeRow, Welcome, Withdrawn, to_node,
+    Accepted, CallName, ChangeAsk, ClaimAsk, ClaimInList, ClaimPage, ClaimRow, Done, Explanation, FromNode,
+    Granted, InventoryAsk, InventoryPage, ListAsk, NodeExpanded, Owed, ReleaseAsk, ToNode, VolumeAsk,
+    VolumePage, VolumeRow, Welcome, Withdrawn, to_node,
 };
 use csid_client::Kind;
 use csid_tests::ask::*;
@@ -81,6 +81,10 @@ impl Cluster for Lying {
     }
 
     async fn inventory(&self, _: Request<InventoryAsk>) -> Result<Response<InventoryPage>, Status> {
+        unknown()
+    }
+
+    async fn explain(&self, _: Request<VolumeAsk>) -> Result<Response<Explanation>, Status> {
         unknown()
     }
 

@@ -11,6 +11,7 @@ mod drained;
 #[allow(dead_code, reason = "the tests of the registry use more of it")]
 mod etcd;
 mod expansions;
+mod explained;
 mod fenced;
 mod imported;
 mod kills;

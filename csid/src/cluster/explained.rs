@@ -1,0 +1,147 @@
+//! What a server says of a volume, as csid's Explain shows it. A server's text is cut, and no list of it is longer than its limit.
+
+use csi_proto::cluster::v1::{ClaimRow, Explanation, NodeExplained, WaitExplained};
+
+use crate::error::presentable;
+use crate::volume::servers::ServersExplanation;
+
+/// The most claims, queue entries, attachments and nodes that an explanation names, each.
+const ROWS: usize = 16;
+/// The limit of a text, in bytes.
+const TEXT: usize = 256;
+
+/// Reads a server's explanation for the node `own`. csid has what it knows of the node's own claims.
+pub(super) fn read_explanation(of: Explanation, own: &str) -> ServersExplanation {
+    let mut read = ServersExplanation::default();
+    let text = |wait: &WaitExplained| presentable(&wait.text, TEXT);
+    let mut own_wait = None;
+    for of in of.claims.iter().take(ROWS) {
+        let Some(claim) = of.claim.as_ref().and_then(|of| of.claim.as_ref()) else { continue };
+        let name = name_of(&claim.node, &claim.consumer);
+        let wait = of.wait.as_ref().map(text);
+        if claim.node == own {
+            own_wait = own_wait.or(wait.clone());
+        } else {
+            read.holders.push(name.clone());
+            read.steps.push(format!("claim of {name}: {}", state(claim)));
+        }
+        read.steps.extend(wait.map(|wait| format!("claim of {name} waits for {wait}")));
+    }
+    for of in of.queue.iter().take(ROWS) {
+        let (Some(entry), Some(wait)) = (&of.entry, of.wait.as_ref().map(text)) else { continue };
+        read.steps.push(format!("{} waits in the queue for {wait}", name_of(&entry.node, &entry.consumer)));
+        if entry.node == own {
+            own_wait = own_wait.or(Some(wait));
+        }
+    }
+    for at in of.attachments.iter().filter(|at| at.node != own).take(ROWS) {
+        read.steps.push(format!("node {}: {}", presentable(&at.node, TEXT), presentable(&at.state, TEXT)));
+    }
+    if let Some(acting) = of.acting {
+        let [rpc, host, node] = [&acting.rpc, &acting.host, &acting.node].map(|text| presentable(text, TEXT));
+        let at = if host.is_empty() { String::new() } else { format!(" on node {host}") };
+        let for_node = if node.is_empty() { String::new() } else { format!(" for node {node}") };
+        read.steps.push(match rpc.is_empty() {
+            true => format!("the servers' last controller call{at} has no answer"),
+            false => format!("a server calls {rpc}{at}{for_node}"),
+        });
+    }
+    read.steps.extend(of.nodes.iter().take(ROWS).filter_map(state_of_node));
+    read.waiting_for = own_wait.or_else(|| of.wait.as_ref().map(text)).unwrap_or_default();
+    read
+}
+
+fn name_of(node: &str, consumer: &str) -> String {
+    presentable(&format!("{node}/{consumer}"), TEXT)
+}
+
+fn state(claim: &ClaimRow) -> String {
+    let releasing = if claim.releasing { ", releasing" } else { "" };
+    format!("{}{releasing}", presentable(&claim.state, TEXT))
+}
+
+/// Returns what is to be known of a node. `None`: it is ready and there, and ends no claim.
+fn state_of_node(of: &NodeExplained) -> Option<String> {
+    let away = of.away.then(|| "away".to_owned());
+    let state = match of.state.as_str() {
+        "ready" => None,
+        "" => Some("unknown to the servers".to_owned()),
+        state => Some(presentable(state, TEXT)),
+    };
+    let owes = (of.owes > 0).then(|| format!("has yet to unmount it for {} claims", of.owes));
+    let all: Vec<String> = [state, away, owes].into_iter().flatten().collect();
+    (!all.is_empty()).then(|| format!("node {}: {}", presentable(&of.node, TEXT), all.join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use csi_proto::cluster::v1::{
+        Acting, AttachmentExplained, ClaimExplained, ClaimInList, QueueExplained, QueueRow,
+    };
+
+    use super::*;
+
+    fn wait(text: &str) -> Option<WaitExplained> {
+        Some(WaitExplained { text: text.into(), ..WaitExplained::default() })
+    }
+
+    fn claim(node: &str, releasing: bool, wait: Option<WaitExplained>) -> ClaimExplained {
+        let row = ClaimRow {
+            node: node.into(),
+            consumer: "web".into(),
+            state: "taken".into(),
+            releasing,
+            ..ClaimRow::default()
+        };
+        let claim = Some(ClaimInList { claim: Some(row), ..ClaimInList::default() });
+        ClaimExplained { claim, wait }
+    }
+
+    #[test]
+    fn servers_part_names_holders_waits_and_nodes() {
+        let queued = QueueRow { node: "n1".into(), consumer: "job".into(), ..QueueRow::default() };
+        let attachment = AttachmentExplained {
+            node: "n2".into(),
+            state: "attached".into(),
+            ..AttachmentExplained::default()
+        };
+        let explanation = Explanation {
+            claims: vec![claim("n2", true, wait("node n2 to unmount the volume"))],
+            queue: vec![QueueExplained { entry: Some(queued), wait: wait("the end of n2/web") }],
+            attachments: vec![attachment],
+            acting: Some(Acting {
+                rpc: "ControllerPublishVolume".into(),
+                node: "n2".into(),
+                ..Acting::default()
+            }),
+            nodes: vec![
+                NodeExplained { node: "n2".into(), state: "draining".into(), away: true, owes: 1 },
+                NodeExplained { node: "n1".into(), state: "ready".into(), ..NodeExplained::default() },
+            ],
+            ..Explanation::default()
+        };
+        let read = read_explanation(explanation, "n1");
+        assert_eq!(
+            (read.waiting_for.as_str(), read.holders),
+            ("the end of n2/web", vec!["n2/web".to_owned()])
+        );
+        let due = [
+            "claim of n2/web: taken, releasing",
+            "claim of n2/web waits for node n2 to unmount the volume",
+            "n1/job waits in the queue for the end of n2/web",
+            "node n2: attached",
+            "a server calls ControllerPublishVolume for node n2",
+            "node n2: draining, away, has yet to unmount it for 1 claims",
+        ];
+        assert_eq!(read.steps, due);
+    }
+
+    #[test]
+    fn text_of_a_lying_server_is_bounded() {
+        let long = "x\n".repeat(100_000);
+        let claims = vec![claim("n2", false, wait(&long)); 10_000];
+        let read = read_explanation(Explanation { claims, ..Explanation::default() }, "n1");
+        assert_eq!((read.holders.len(), read.steps.len()), (ROWS, 2 * ROWS));
+        assert!(read.steps.iter().all(|step| step.len() < 512 && !step.contains('\n')));
+    }
+}

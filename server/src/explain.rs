@@ -1,0 +1,327 @@
+//! Why a volume is not where it is wanted: who has it, who acts for it, and what each claim waits for. It reads, and changes nothing.
+//!
+//! A caller that sees the volume sees the claims' nodes and their states. Which server acts, and on which host, is for operators that may list
+//! nodes and servers.
+
+use csi_proto::cluster::v1::{
+    Acting, AttachmentExplained, ClaimExplained, Explanation, NodeExplained, QueueExplained, VolumeAsk,
+    WaitExplained,
+};
+use csi_proto::identity::{Identity, Role};
+use csid::store::registry::{Attachment, Claim, ClaimState, DrivenRpc, Driver, Queued, Record, Registry};
+use csid::store::rows::Leg;
+use csid::volume::rules::{self, ClaimRefusal};
+use csid_etcd::{ClaimInList, RowKey};
+
+use crate::cluster::Cluster;
+use crate::failure::Result;
+use crate::grants::May;
+use crate::queue::{admit, ahead};
+use crate::rows::{self, Mode, NodeRow, NodeState, PluginRow, Read, ServerRow};
+use crate::view;
+use crate::volume_calls::{rpc_of_volume, word};
+
+/// The limit of holders that a wait names, and of consumers that an attachment names.
+const NAMES: usize = 16;
+/// The limit of nodes in an explanation, for operators and for others. The rows of each are read.
+const OPERATORS_NODES: usize = 64;
+const NODES: usize = 16;
+
+/// Nodes that an explanation names, in the order of their importance.
+#[derive(Default)]
+struct Named(Vec<NodeExplained>);
+
+impl Named {
+    /// Adds a node, unless it is there or there are enough.
+    fn add(&mut self, node: &str, most: usize) {
+        let is_there = self.0.iter().any(|of| of.node == node);
+        if !is_there && self.0.len() < most && !node.is_empty() {
+            self.0.push(NodeExplained { node: node.to_owned(), ..NodeExplained::default() });
+        }
+    }
+}
+
+impl Cluster {
+    /// Explains a volume to a caller that sees its namespace.
+    pub async fn explain(&self, caller: &Identity, ask: VolumeAsk) -> Result<Explanation> {
+        let name = rules::volume_name(&ask.namespace, &ask.volume)?;
+        self.require_sight(caller, &name.namespace)?;
+        self.presence.here()?;
+        self.require_unblocked(caller).await?;
+        let record = self.registry.record(name).await?;
+        if record.is_empty() {
+            // The error of a volume that is not registered.
+            rules::registered(&record)?;
+        }
+        self.while_here(self.explained(caller, &record)).await
+    }
+
+    async fn explained(&self, caller: &Identity, record: &Record) -> Result<Explanation> {
+        let volume = view::row(record, caller);
+        let sees_all = self.require_operator(caller, May::Read).is_ok();
+        let plugin = self.plugin_now(&record.volume.plugin).await?;
+        let has_controller = self.has_controller(record, plugin.as_ref()).await?;
+        let acting = match &record.driver {
+            Some(driver) => Some(self.acting(driver, caller, sees_all).await?),
+            None => None,
+        };
+        let shown = volume.claims.iter().filter_map(|of| record.claim_at(&of.consumer, &of.node));
+        let claims: Vec<ClaimExplained> = shown
+            .map(|claim| {
+                let of = ClaimInList {
+                    name: record.name.clone(),
+                    plugin: volume.plugin.clone(),
+                    claim: claim.clone(),
+                };
+                let claim_row = view::claim_in_list(&of, caller);
+                let wait = wait_of(record, claim, has_controller, &claim_row.error);
+                ClaimExplained { claim: Some(claim_row), wait }
+            })
+            .collect();
+        let mut queue = Vec::new();
+        for (entry, queued) in volume.queue.iter().zip(&record.queue) {
+            let wait = Some(self.wait_in_queue(record, queued).await?);
+            queue.push(QueueExplained { entry: Some(entry.clone()), wait });
+        }
+        let wait = rpc_of_volume(record).map(|rpc| {
+            let why = if volume.error.is_empty() { String::new() } else { format!(" ({})", volume.error) };
+            let text = format!("{} by the plugin's controller{why}", rpc_name(rpc));
+            WaitExplained { kind: word(rpc).to_owned(), text, ..WaitExplained::default() }
+        });
+        let attachments = record.attachments.iter().map(|at| attachment(record, at)).collect();
+        let acting = acting.filter(|of| of != &Acting::default());
+        let waits = claims
+            .iter()
+            .filter_map(|of| of.wait.as_ref())
+            .chain(queue.iter().filter_map(|of| of.wait.as_ref()));
+        let most = if caller.role == Role::Operator { OPERATORS_NODES } else { NODES };
+        let mut named = Named::default();
+        waits.for_each(|wait| named.add(&wait.node, most));
+        acting.iter().for_each(|of| named.add(&of.host, most));
+        volume.claims.iter().for_each(|of| named.add(&of.node, most));
+        volume.queue.iter().for_each(|of| named.add(&of.node, most));
+        let nodes = self.nodes_explained(record, named).await?;
+        Ok(Explanation { volume: Some(volume), claims, attachments, acting, queue, nodes, wait })
+    }
+
+    /// Returns whether a node that may be sent the plugin's calls for the volume has joined a server.
+    async fn has_controller(&self, record: &Record, plugin: Option<&Read<PluginRow>>) -> Result<bool> {
+        let controllers =
+            plugin.map(|row| row.value.controllers.iter().cloned().collect()).unwrap_or_default();
+        for host in self.hosts(record, controllers) {
+            if self.has_sessions(&host).await? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    async fn acting(&self, driver: &Driver, caller: &Identity, sees_all: bool) -> Result<Acting> {
+        let (mut server, mut gone) = (String::new(), false);
+        if !driver.server.is_empty() {
+            let key = RowKey::Server(driver.server.clone());
+            match self.rows.read(&key).await? {
+                Some(row) => server = rows::read::<ServerRow>(&key, &row)?.value.name,
+                None => gone = true,
+            }
+        }
+        let is_own = caller.role == Role::Node && caller.name == driver.host;
+        let call = driver.call.as_ref();
+        Ok(Acting {
+            server: if sees_all { server } else { String::new() },
+            gone,
+            rpc: call.map(|call| rpc_name(call.rpc).to_owned()).unwrap_or_default(),
+            host: if sees_all || is_own { driver.host.clone() } else { String::new() },
+            node: call.map(|call| call.node.clone()).unwrap_or_default(),
+            consumer: call.map(|call| call.consumer.clone()).unwrap_or_default(),
+        })
+    }
+
+    /// Returns what an entry of the queue waits for. The causes come in the order in which the queue is granted.
+    async fn wait_in_queue(&self, record: &Record, queued: &Queued) -> Result<WaitExplained> {
+        let node = &queued.claim.node;
+        let wait =
+            |kind: &str, text: String| WaitExplained { kind: kind.into(), text, ..WaitExplained::default() };
+        let of_node = |kind: &str, text: String| WaitExplained { node: node.clone(), ..wait(kind, text) };
+        if self.meta_now().await?.value.mode == Mode::Recovering {
+            return Ok(wait("recovering", "the end of the cluster's recovery".into()));
+        }
+        if rules::registered(record).is_err() {
+            return Ok(wait("volume", "the volume, which is created or deleted, or not registered".into()));
+        }
+        let before = self.in_the_way(record, ahead(record, Some(queued), &queued.claim)).await;
+        match admit(record, &before, &queued.claim) {
+            Ok(()) => {}
+            Err(ClaimRefusal::Conflict { what, mut holders }) => {
+                let count = holders.len();
+                holders.truncate(NAMES);
+                let more = if count > NAMES { format!(" and {} more", count - NAMES) } else { String::new() };
+                let text = match holders.is_empty() {
+                    true => what.to_owned(),
+                    false => format!("the end of {}{more}", holders.join(", ")),
+                };
+                return Ok(WaitExplained { holders, ..wait("claims", text) });
+            }
+            Err(refusal) => {
+                let error = rules::refused(refusal, &record.name, &queued.claim.consumer);
+                return Ok(wait("refused", format!("its end: {}", error.message)));
+            }
+        }
+        let row = self.node_now(node).await?;
+        match row.as_ref().map(|row| row.value.state) {
+            Some(NodeState::Ready) => {}
+            Some(state) => {
+                return Ok(of_node("node-state", format!("node {node}, which is {}", state.word())));
+            }
+            None => return Ok(of_node("node-state", format!("node {node}, which has never joined"))),
+        }
+        if !self.has_sessions(node).await? {
+            return Ok(of_node("away", format!("node {node}, which is away")));
+        }
+        if self.is_limited(record, node).await {
+            let plugin = &record.volume.plugin;
+            let text = format!(
+                "another volume of plugin {plugin} on node {node}, which has as many as the plugin takes"
+            );
+            return Ok(wait("limit", text));
+        }
+        if rules::refuse_expanding(record).is_err() {
+            return Ok(wait("expansion", "the end of the volume's expansion".into()));
+        }
+        Ok(wait("turn", "its turn, which has come".into()))
+    }
+
+    /// Returns the states of nodes, as etcd has them now.
+    async fn nodes_explained(&self, record: &Record, named: Named) -> Result<Vec<NodeExplained>> {
+        let mut nodes = Vec::new();
+        for mut of in named.0 {
+            let row: Option<Read<NodeRow>> = self.node_now(&of.node).await?;
+            of.state = row.map(|row| row.value.state.word().to_owned()).unwrap_or_default();
+            of.away = !self.has_sessions(&of.node).await?;
+            let owed = record.claims.iter().filter(|claim| claim.node == of.node && owes(claim));
+            of.owes = u64::try_from(owed.count()).unwrap_or(u64::MAX);
+            nodes.push(of);
+        }
+        Ok(nodes)
+    }
+}
+
+/// Returns whether a claim's node has to end it: it is being released, and the node may have the volume mounted.
+pub fn owes(claim: &Claim) -> bool {
+    claim.releasing && claim.state == ClaimState::Taken
+}
+
+/// Returns what a claim waits for. `None`: nothing. `error`: why the claim does not go on, as the caller may see it.
+fn wait_of(record: &Record, claim: &Claim, has_controller: bool, error: &str) -> Option<WaitExplained> {
+    let node = &claim.node;
+    let leg = record.attachment(node).map_or(Leg::Absent, |at| at.leg);
+    let wait =
+        |kind: &str, text: String| WaitExplained { kind: kind.into(), text, ..WaitExplained::default() };
+    let why = if error.is_empty() { String::new() } else { format!(" ({error})") };
+    if owes(claim) {
+        let text = format!("node {node} to unmount the volume");
+        return Some(WaitExplained { node: node.clone(), ..wait("node", text) });
+    }
+    if claim.blocked.is_some() {
+        return Some(wait("parked", format!("an operator, for the plugin refuses it{why}")));
+    }
+    let is_attach = match (claim.state, claim.releasing) {
+        (ClaimState::Taken, false) if matches!(leg, Leg::Absent | Leg::Present) => return None,
+        (ClaimState::Taken, _) => true,
+        (ClaimState::Pending, false) => leg != Leg::Removing,
+        _ => false,
+    };
+    let of = |word: &str| format!("{word} node {node} by the plugin's controller{why}");
+    match is_attach {
+        _ if record.driver.is_none() && !has_controller && leg != Leg::Absent => {
+            let text = format!("a host with the controller of plugin {}{why}", record.volume.plugin);
+            Some(wait("controller", text))
+        }
+        true => Some(wait("attach", of("the attach to"))),
+        false => Some(wait("detach", of("the detach from"))),
+    }
+}
+
+fn attachment(record: &Record, at: &Attachment) -> AttachmentExplained {
+    let state = match at.leg {
+        Leg::Present => "attached",
+        Leg::Making => "attaching",
+        // A leg that is absent is removed from the record.
+        Leg::Removing | Leg::Absent => "detaching",
+    };
+    let consumers = record.claims.iter().filter(|claim| claim.node == at.node);
+    AttachmentExplained {
+        node: at.node.clone(),
+        state: state.to_owned(),
+        consumers: consumers.take(NAMES).map(|claim| claim.consumer.clone()).collect(),
+    }
+}
+
+fn rpc_name(rpc: DrivenRpc) -> &'static str {
+    match rpc {
+        DrivenRpc::Publish => "ControllerPublishVolume",
+        DrivenRpc::Unpublish => "ControllerUnpublishVolume",
+        DrivenRpc::Create => "CreateVolume",
+        DrivenRpc::Delete => "DeleteVolume",
+        DrivenRpc::Expand => "ControllerExpandVolume",
+        DrivenRpc::Snapshot => "CreateSnapshot",
+        DrivenRpc::DeleteSnapshot => "DeleteSnapshot",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use csid::store::registry::{Blocked, Capability, ClaimMode, Use, VolumeName};
+    use csid::store::rows::{AccessMode, AttachmentMode};
+
+    fn record(state: ClaimState, releasing: bool, leg: Leg) -> Record {
+        let name = VolumeName { namespace: "ns".into(), volume: "v".into() };
+        let capability = Capability {
+            access_mode: AccessMode::SingleNodeWriter,
+            attachment_mode: AttachmentMode::FileSystem,
+        };
+        let used = Use { mode: ClaimMode::Write, capability };
+        let mut claim = rules::new_claim("web", "n1", 7, used);
+        (claim.state, claim.releasing) = (state, releasing);
+        let mut record = Record::none(name);
+        record.claims.insert(claim);
+        if leg != Leg::Absent {
+            let at: Attachment =
+                serde_json::from_value(serde_json::json!({ "node": "n1", "leg": leg })).unwrap();
+            record.attachments.push(at);
+        }
+        record
+    }
+
+    /// Returns the kind of what the claim of a record waits for.
+    fn kind(record: &Record, has_controller: bool) -> String {
+        let claim = record.claims.iter().next().unwrap();
+        wait_of(record, claim, has_controller, "").map(|wait| wait.kind).unwrap_or_default()
+    }
+
+    #[test]
+    fn claim_waits_for_what_ends_its_state() {
+        use ClaimState::{NodeDetached, Pending, Taken};
+        for (state, releasing, leg, has_controller, due) in [
+            (Taken, false, Leg::Present, true, ""),
+            (Taken, false, Leg::Absent, false, ""),
+            (Taken, false, Leg::Making, true, "attach"),
+            (Taken, true, Leg::Present, true, "node"),
+            (Pending, false, Leg::Making, true, "attach"),
+            (Pending, false, Leg::Making, false, "controller"),
+            (Pending, false, Leg::Removing, true, "detach"),
+            (Pending, true, Leg::Removing, true, "detach"),
+            (NodeDetached, true, Leg::Present, true, "detach"),
+            (NodeDetached, true, Leg::Present, false, "controller"),
+        ] {
+            let record = record(state, releasing, leg);
+            assert_eq!(kind(&record, has_controller), due, "{state:?} {releasing} {leg:?}");
+        }
+        let mut parked = record(NodeDetached, true, Leg::Present);
+        let mut claim = parked.claims.iter().next().unwrap().clone();
+        claim.blocked = Some(Blocked { reason: "no".into() });
+        parked.claims.insert(claim);
+        assert_eq!(kind(&parked, true), "parked");
+    }
+}
