@@ -50,7 +50,7 @@ pub struct Cli {
     /// Ask the cluster's servers as an operator, whose keys this file names
     ///
     /// `csictl node` and `csictl server` do that anyway. With it, `volume list`, `volume show`, `volume register`,
-    /// `volume deregister`, `explain`, `claims` and `release` do it, too. Without FILE it is $CSID_OPERATOR, or
+    /// `volume deregister`, `cluster status`, `explain`, `claims` and `release` do it, too. Without FILE it is $CSID_OPERATOR, or
     /// ~/.config/csid/operator.toml.
     #[arg(long, global = true, display_order = 903, value_name = "FILE", require_equals = true, conflicts_with_all = ["csid_socket", "bus"])]
     #[allow(clippy::option_option, reason = "the option may stand without a file")]
@@ -83,6 +83,7 @@ impl Cli {
         let refused = |text: &str| Err(Cli::command().error(ErrorKind::ArgumentConflict, text));
         let option = match &self.command {
             Command::Node(_) | Command::Server(_) | Command::Explain { .. } => None,
+            Command::Cluster(Cluster::Status) => None,
             Command::Volume(command) => match &**command {
                 Volume::List(_) | Volume::Show { .. } => None,
                 Volume::Register(args) => of_operations(&args.spec.wait, args.spec.wait.deadline.usec()),
@@ -142,7 +143,7 @@ impl Cli {
 const OPERATORS: &str = "--operator is for `csictl node`, `csictl server`, `volume list`, `volume show`, `volume register`, `volume deregister`, \
                          `volume create`, `volume delete`, `volume expand`, `volume validate`, `volume snapshot`, `plugin volumes`, \
                          `plugin capacity`, `plugin delete-snapshot`, `snapshots`, \
-                         `explain`, `claims` and `release`; other commands ask csid on this host";
+                         `cluster status`, `explain`, `claims` and `release`; other commands ask csid on this host";
 
 /// Returns an option of csid's operations that is given, and which servers do not have.
 fn of_operations(wait: &Wait, deadline: Option<u64>) -> Option<&'static str> {
@@ -198,7 +199,7 @@ pub enum Command {
     /// keeps the mount like one that it made: `csictl unmount` unpublishes and unstages it at these paths. Repeating the
     /// command is safe.
     AdoptMount(Box<AdoptMount>),
-    /// Show this host as a node of its cluster
+    /// Show this host as a node of its cluster, or the whole cluster to an operator
     #[command(subcommand)]
     Cluster(Cluster),
     /// List, show, accept, block nodes of a cluster, as an operator: csictl asks the cluster's servers
@@ -475,6 +476,7 @@ mod tests {
             ("csictl --operator volume create ns v --plugin p --snapshot s", None),
             ("csictl --operator volume create ns v --plugin p --clone w", None),
             ("csictl --operator explain ns v", None),
+            ("csictl --operator cluster status", None),
             ("csictl --operator claims --volume v", None),
             ("csictl --operator release ns v job --node n1 --force --deadline 5s", None),
         ] {
@@ -488,7 +490,7 @@ mod tests {
             "csictl --operator plugin capacity p --deadline 5s",
             "csictl --operator volume validate ns v --credential c",
             "csictl --operator snapshots p --credential c",
-            "csictl --operator cluster status",
+            "csictl --operator cluster leave",
             "csictl --operator=a.toml volume delete ns v --credential c",
             "csictl --operator=a.toml volume expand ns v 1GiB --part node",
             "csictl --operator volume create ns v --plugin p --operation-id x",

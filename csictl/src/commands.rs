@@ -23,7 +23,7 @@ use csid_client::{
 use serde_json::json;
 
 use crate::{
-    args::{AdoptMount, Cli, Command, Deadline, Mount, Mounts, Name, Reconcile, Unmount, Volume},
+    args::{AdoptMount, Cli, Cluster, Command, Deadline, Mount, Mounts, Name, Reconcile, Unmount, Volume},
     doctor, generate,
     helpers::fstab::faults,
     hints::Tried,
@@ -69,6 +69,9 @@ async fn dispatch(cli: Cli, tried: &mut Tried) -> anyhow::Result<ExitCode> {
             questions::snapshots(&servers()?, args, json, tried).await?
         }
         Command::Claims(args) if by_operator => operated::claims(&servers()?, args, json, tried).await?,
+        Command::Cluster(Cluster::Status) if by_operator => {
+            server::cluster_status(&servers()?, json, tried).await?
+        }
         Command::Explain { volume } if by_operator => {
             operated::explain(&servers()?, volume, json, tried).await?
         }

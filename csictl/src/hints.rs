@@ -2,6 +2,7 @@
 
 use csid_client::{CsidError, Error, Kind};
 
+pub use self::attention::{Due, attention};
 use self::common::STOPPING;
 pub use self::common::Tried;
 pub use self::explained::explained;
@@ -13,6 +14,7 @@ use self::steps::{DISABLED, FORGET, LIMIT, QUEUED, TOPOLOGY, WAITING};
 use self::text::obstructed;
 use crate::shell::quoted;
 
+mod attention;
 mod common;
 mod explained;
 mod helper;

@@ -6,6 +6,7 @@ mod plugin;
 mod stats;
 mod text;
 mod volume;
+mod whole;
 
 use std::{
     io,
@@ -25,6 +26,7 @@ pub use stats::{Used, plugin_stats, top};
 use text::{cut, facts, seconds, table};
 pub use text::{json_line, lines, plain, print, print_json, timestamp};
 pub use volume::{claimed, claims, explanation, size, stats, volume, volumes};
+pub use whole::{whole_cluster, whole_cluster_json};
 
 pub struct Status {
     pub via: String,

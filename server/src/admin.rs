@@ -3,7 +3,8 @@
 use csi_proto::cluster::v1::admin_server::Admin;
 use csi_proto::cluster::v1::node_change::Change;
 use csi_proto::cluster::v1::{
-    AuditAsk, Finding, NodeAsk, NodeChange, NodePage, NodeRow, NodesAsk, ServerRows, ServersAsk,
+    AuditAsk, ClusterStatus, Finding, NodeAsk, NodeChange, NodePage, NodeRow, NodesAsk, ServerRows,
+    ServersAsk, StatusAsk,
 };
 use tonic::{Request, Response, Status};
 
@@ -72,6 +73,13 @@ impl Admin for Service {
         let caller = self.cluster.caller(&request)?;
         self.cluster.require_operator(&caller, May::Read)?;
         Ok(Response::new(self.cluster.list_servers().await?))
+    }
+
+    async fn status(&self, request: Request<StatusAsk>) -> Result<Response<ClusterStatus>, Status> {
+        let caller = self.cluster.caller(&request)?;
+        self.cluster.require_operator(&caller, May::Read)?;
+        let _place = self.places.enter(&caller, Kept::List)?;
+        Ok(Response::new(self.cluster.status().await?))
     }
 
     async fn audit(&self, request: Request<AuditAsk>) -> Result<Response<Self::AuditStream>, Status> {

@@ -8,7 +8,7 @@
 //! as volumes' changes are. `questions` asks controllers what changes nothing. `queue` has the claims that wait, and `used` counts the volumes of nodes.
 //! `nodes` and `servers` have what operators see of the cluster itself, and change; `fence` ends the claims of a node that is off,
 //! `fence_command` switches it off, and `away` does both after a time. `drain` keeps what a node reports of its drain. `audit` finds what does not fit
-//! in etcd. `join` and `sessions` know the nodes that are there. `presence` is this server in
+//! in etcd, and `status` counts. `join` and `sessions` know the nodes that are there. `presence` is this server in
 //! etcd. `cluster` has what they share. Decisions 0007 and 0009 say what is built.
 //!
 //! State: in memory the cache of etcd's volumes, rows that were read, and sessions. Always true:
@@ -63,6 +63,7 @@ mod sessions;
 mod simulation;
 mod snapshots;
 mod sources;
+mod status;
 mod stream;
 mod time;
 mod tries;

@@ -19,7 +19,7 @@ use tonic::Code;
 use crate::grants::Grants;
 
 /// The calls of the contract, with what their addresses end with.
-const RPCS: [&str; 17] = [
+const RPCS: [&str; 18] = [
     "Session",
     "Claim",
     "Withdraw",
@@ -37,6 +37,7 @@ const RPCS: [&str; 17] = [
     "SetNode",
     "Servers",
     "Audit",
+    "Status",
 ];
 /// Why Hellos are refused.
 const REASONS: [&str; 7] =

@@ -1,12 +1,10 @@
 //! The metrics of this server as OpenMetrics text: what it has counted, and what it has at the moment of the question.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use csid::metrics::Scrape;
-use csid_etcd::{RowKey, Rows};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, NoLabelSet, text};
 use prometheus_client::metrics::MetricType;
@@ -17,21 +15,13 @@ use tokio::time::Instant;
 use crate::cluster::Cluster;
 use crate::drive::Driving;
 use crate::failure::Result;
-use crate::rows::{self, NodeRow, NodeState};
 use crate::sessions::Sessions;
+use crate::status::{NodeStates, Work, work_of};
 
 /// How long the answer waits for etcd and for the cache. What has not come is left out.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long a count of the nodes serves. It reads the row of each node.
 const COUNTED: Duration = Duration::from_secs(10);
-/// Rows that are read together.
-const PAGE: i64 = 500;
-/// The states of nodes. A node that may have a session and has none is away.
-const STATES: [&str; 6] = ["ready", "draining", "fenced", "blocked", "away", "unreadable"];
-
-/// How many nodes are in each state.
-type Nodes = BTreeMap<&'static str, u64>;
-
 /// What the metrics are read from.
 #[derive(Clone)]
 pub struct Sources {
@@ -39,7 +29,7 @@ pub struct Sources {
     pub sessions: Arc<Sessions>,
     pub driving: Arc<Driving>,
     /// The last count of the nodes, and when it was made.
-    pub counted: Arc<Mutex<Option<(Instant, Nodes)>>>,
+    pub counted: Arc<Mutex<Option<(Instant, NodeStates)>>>,
 }
 
 impl Scrape for Sources {
@@ -73,44 +63,14 @@ impl Sources {
     }
 
     /// Counts the nodes by their states.
-    async fn nodes(&self) -> Result<Nodes> {
+    async fn nodes(&self) -> Result<NodeStates> {
         let mut counted = self.counted.lock().await;
         if let Some((at, nodes)) = &*counted
             && at.elapsed() < COUNTED
         {
             return Ok(nodes.clone());
         }
-        let cluster = &self.cluster;
-        let mut present = BTreeSet::new();
-        let mut of = Rows::AllSessions { node: String::new(), server: String::new() };
-        while let Some((RowKey::Session { node, server }, _)) = {
-            let found = cluster.rows.list(&of, PAGE).await?;
-            present.extend(found.iter().filter_map(|(key, _)| match key {
-                RowKey::Session { node, .. } => Some(node.clone()),
-                _ => None,
-            }));
-            found.into_iter().next_back()
-        } {
-            of = Rows::AllSessions { node, server };
-        }
-        let mut nodes: Nodes = STATES.map(|state| (state, 0)).into();
-        let mut of = Rows::Nodes { after: String::new() };
-        while let Some((RowKey::Node(after), _)) = {
-            let found = cluster.rows.list(&of, PAGE).await?;
-            for (key, row) in &found {
-                let RowKey::Node(node) = key else { continue };
-                let state = rows::read::<NodeRow>(key, row).map(|row| row.value.state);
-                let state = match state {
-                    Ok(NodeState::Ready | NodeState::Draining) if !present.contains(node) => "away",
-                    Ok(state) => state.word(),
-                    Err(_) => "unreadable",
-                };
-                *nodes.entry(state).or_default() += 1;
-            }
-            found.into_iter().next_back()
-        } {
-            of = Rows::Nodes { after };
-        }
+        let nodes = self.cluster.see_nodes(|_, _, _| ()).await?;
         *counted = Some((Instant::now(), nodes.clone()));
         Ok(nodes)
     }
@@ -118,15 +78,7 @@ impl Sources {
     /// Counts the work that is not done.
     async fn work(&self) -> Result<Work> {
         let (records, _) = self.cluster.registry.restless().await?;
-        let parked = records.iter().map(|record| {
-            let of_volume = record.registration.as_ref().is_some_and(|of| of.blocked.is_some());
-            record.claims.iter().filter(|claim| claim.blocked.is_some()).count() + usize::from(of_volume)
-        });
-        Ok(Work {
-            parked: count(parked.sum()),
-            queued: count(records.iter().map(|record| record.queue.len()).sum()),
-            restless: count(records.len()),
-        })
+        Ok(work_of(&records))
     }
 }
 
@@ -138,20 +90,12 @@ fn count(count: usize) -> u64 {
     u64::try_from(count).unwrap_or(u64::MAX)
 }
 
-/// Work that is not done, on all servers.
-#[derive(Debug)]
-struct Work {
-    restless: u64,
-    parked: u64,
-    queued: u64,
-}
-
 /// What this server has at one moment.
 #[derive(Debug)]
 struct Seen {
     sessions: [(&'static str, u64); 2],
     /// `None`: they have not come in time. The same of `work`.
-    nodes: Option<Nodes>,
+    nodes: Option<NodeStates>,
     work: Option<Work>,
     driven: u64,
     records: u64,
@@ -170,12 +114,13 @@ impl Collector for Seen {
             let nodes = nodes.iter().map(|(state, count)| ([("state", *state)], *count));
             gauges(&mut encoder, "nodes", "Nodes of the cluster, by state.", nodes)?;
         }
-        if let Some(Work { restless, parked, queued }) = self.work {
+        if let Some(Work { restless, parked, queued, owed }) = self.work {
             let help = "Volumes of the cluster with work that is not done.";
             gauge(&mut encoder, "restless", help, restless)?;
             let help = "Claims and volumes of the cluster whose work a plugin refuses.";
             gauge(&mut encoder, "parked", help, parked)?;
             gauge(&mut encoder, "queued", "Claims of the cluster that wait in a queue.", queued)?;
+            gauge(&mut encoder, "owed", "Claims of the cluster that their nodes have yet to end.", owed)?;
         }
         gauge(&mut encoder, "driven", "Volumes that this server acts for now.", self.driven)?;
         gauge(&mut encoder, "cache_records", "Volumes in this server's cache.", self.records)?;

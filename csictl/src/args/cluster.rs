@@ -9,6 +9,9 @@ use super::common::span;
 #[derive(Subcommand)]
 pub enum Cluster {
     /// Show this host's state in its cluster: its name, the server, and what the servers have yet to learn
+    ///
+    /// With --operator: the whole cluster. Its servers, the nodes by their states, the work that is not done, and what needs an operator, with the
+    /// next command.
     Status,
     /// Wait until this host has joined the cluster that csid.toml names
     Join(Join),

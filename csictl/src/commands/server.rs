@@ -4,11 +4,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use csi_proto::cluster::v1::admin_client::AdminClient;
-use csi_proto::cluster::v1::{AuditAsk, ServersAsk};
+use csi_proto::cluster::v1::{AuditAsk, ServerRows, ServersAsk, StatusAsk};
 
 use crate::{
     args::Server,
-    hints::Tried,
+    hints::{self, Tried},
     operator::Servers,
     output::{self, print, print_json},
 };
@@ -25,9 +25,7 @@ pub async fn server(
     match command {
         Server::List => {
             tried.command = "server list";
-            let ask =
-                async |channel| Ok(AdminClient::new(channel).servers(ServersAsk {}).await?.into_inner());
-            let rows = servers.call(None, ask).await?;
+            let rows = list(servers).await?;
             if json {
                 print_json(&output::servers_json(&rows))?;
                 return Ok(ExitCode::SUCCESS);
@@ -59,4 +57,22 @@ pub async fn server(
             Ok(ExitCode::from(u8::from(!findings.is_empty())))
         }
     }
+}
+
+async fn list(servers: &Servers) -> anyhow::Result<ServerRows> {
+    let ask = async |channel| Ok(AdminClient::new(channel).servers(ServersAsk {}).await?.into_inner());
+    servers.call(None, ask).await
+}
+
+/// Shows the whole cluster on one screen.
+pub async fn cluster_status(servers: &Servers, json: bool, tried: &mut Tried) -> anyhow::Result<()> {
+    tried.command = "server status";
+    let ask = async |channel| Ok(AdminClient::new(channel).status(StatusAsk {}).await?.into_inner());
+    let status = servers.call(None, ask).await?;
+    let due = hints::attention(&status);
+    match json {
+        true => print_json(&output::whole_cluster_json(&status, &due))?,
+        false => print(output::whole_cluster(&status, &due).trim_end())?,
+    }
+    Ok(())
 }

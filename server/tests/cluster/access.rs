@@ -10,8 +10,8 @@ use csi_proto::cluster::v1::node_change::Change;
 use csi_proto::cluster::v1::{
     Accept, AuditAsk, BlockAsk, CallName, ChangeAsk, CreateAsk, DeleteAsk, DeleteSnapshotAsk, Deregister,
     DrainAsk, ExpandAsk, FenceAsk, ForgetAsk, InventoryAsk, ListAsk, ListExternal, NodeAsk, NodeChange,
-    NodeExpanded, NodesAsk, ReleaseAsk, ServersAsk, SnapshotAsk, UndrainAsk, ValidateAsk, VolumeAsk,
-    inventory_ask,
+    NodeExpanded, NodesAsk, ReleaseAsk, ServersAsk, SnapshotAsk, StatusAsk, UndrainAsk,
+    ValidateAsk, VolumeAsk, inventory_ask,
 };
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Status};
@@ -136,6 +136,7 @@ async fn calls(channel: &Channel, node: &str, namespace: &str) -> BTreeMap<&'sta
     for (call, change) in changes {
         found.insert(call, became(client.set_node(NodeChange { node: "n9".into(), change }).await));
     }
+    found.insert("status", became(client.status(StatusAsk {}).await));
     found.insert("servers", became(client.servers(ServersAsk {}).await));
     let audit = client.audit(AuditAsk {}).await;
     // An audit goes on until it is read to its end, and there is one at a time.
@@ -304,6 +305,8 @@ async fn every_call_of_every_identity_is_as_granted() {
                 due.insert(call, due["block"]);
             }
             due.insert("forget", if due["block"] == Decided { Done } else { due["block"] });
+            // Who sees servers sees the cluster in numbers.
+            due.insert("status", due["servers"]);
             // Who sees servers may make an audit.
             due.insert("audit", due["servers"]);
             // A node withdraws its own calls, and who claims for other nodes does.

@@ -36,5 +36,6 @@ mod reload;
 mod site;
 mod snapshots;
 mod sources;
+mod status;
 mod together;
 mod used;

@@ -1,0 +1,172 @@
+//! The cluster in numbers, and what needs an operator.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use csi_proto::cluster::v1::{Attention, ClusterStatus, NodeCount};
+use csid::error::cut;
+use csid::store::registry::Record;
+use csid_etcd::{RowKey, Rows};
+
+use crate::cluster::Cluster;
+use crate::explain::owes;
+use crate::failure::Result;
+use crate::rows::{self, NodeRow, NodeState};
+
+/// Rows that are read together.
+const PAGE: i64 = 500;
+/// The limit of things that need an operator, and of a text about one, in bytes.
+const ATTENTION: usize = 64;
+const TEXT: usize = 256;
+/// The states of nodes. A node that may have a session and has none is away.
+const STATES: [&str; 6] = ["ready", "draining", "fenced", "blocked", AWAY, UNREADABLE];
+const AWAY: &str = "away";
+const UNREADABLE: &str = "unreadable";
+
+/// How many nodes are in each state.
+pub type NodeStates = BTreeMap<&'static str, u64>;
+
+/// Work that is not done, on all servers.
+#[derive(Clone, Copy, Debug)]
+pub struct Work {
+    /// Volumes with such work.
+    pub restless: u64,
+    /// Claims and volumes whose work a plugin refuses.
+    pub parked: u64,
+    pub queued: u64,
+    /// Claims that their nodes have yet to end.
+    pub owed: u64,
+}
+
+/// Counts the work of volumes.
+pub fn work_of(records: &[Record]) -> Work {
+    let owed = |record: &Record| record.claims.iter().filter(|claim| owes(claim)).count();
+    Work {
+        restless: count(records.len()),
+        parked: count(records.iter().map(|record| parked(record).len()).sum()),
+        queued: count(records.iter().map(|record| record.queue.len()).sum()),
+        owed: count(records.iter().map(owed).sum()),
+    }
+}
+
+/// Returns why a plugin refuses the work of a volume and of its claims, each.
+fn parked(record: &Record) -> Vec<&str> {
+    let of_volume = record.registration.iter().filter_map(|of| of.blocked.as_ref());
+    let of_claims = record.claims.iter().filter_map(|claim| claim.blocked.as_ref());
+    of_volume.chain(of_claims).map(|blocked| blocked.reason.as_str()).collect()
+}
+
+fn count(count: usize) -> u64 {
+    u64::try_from(count).unwrap_or(u64::MAX)
+}
+
+/// Returns the word of a node's state. `None`: its row cannot be read.
+fn word_of(row: Option<&NodeRow>, is_there: bool) -> &'static str {
+    match row.map(|row| row.state) {
+        Some(NodeState::Ready | NodeState::Draining) if !is_there => AWAY,
+        Some(state) => state.word(),
+        None => UNREADABLE,
+    }
+}
+
+impl Cluster {
+    /// Returns the cluster in numbers, and what needs an operator.
+    pub async fn status(&self) -> Result<ClusterStatus> {
+        let servers = self.list_servers().await?;
+        self.while_here(async {
+            let mut attention = Vec::new();
+            let mut away = Vec::new();
+            let states = self
+                .see_nodes(|node, row, state| {
+                    if let Some(other) = row.and_then(|row| row.other.as_ref()) {
+                        let text = format!("another machine asks to join: {}", cut(&other.machine_id, TEXT));
+                        attention.push(about("another-machine", node, text));
+                    }
+                    match state {
+                        AWAY => away.push(node.to_owned()),
+                        UNREADABLE => {
+                            attention.push(about(
+                                "unreadable-node",
+                                node,
+                                "its row cannot be read".to_owned(),
+                            ));
+                        }
+                        _ => {}
+                    }
+                })
+                .await?;
+            for node in away {
+                // A node without claims may be off.
+                let claims = self.registry.claims_of(&node).await?;
+                if claims > 0 {
+                    let text = format!("it has no session, and keeps {claims} claims");
+                    attention.push(about("node-away", &node, text));
+                }
+            }
+            attention.sort_by(|a, b| (&a.name, &a.kind).cmp(&(&b.name, &b.kind)));
+            let (records, _) = self.registry.restless().await?;
+            let work = work_of(&records);
+            for record in &records {
+                if let Some(reason) = parked(record).first() {
+                    let text = format!("its plugin refuses work: {}", cut(reason, TEXT));
+                    attention.push(about("parked", &record.name.to_string(), text));
+                }
+            }
+            let attention_count = count(attention.len());
+            attention.truncate(ATTENTION);
+            let (_, volumes) = self.registry.size();
+            let nodes = states.into_iter().filter(|(_, count)| *count > 0);
+            let Work { restless, parked, queued, owed } = work;
+            Ok(ClusterStatus {
+                servers: Some(servers),
+                nodes: nodes.map(|(state, count)| NodeCount { state: state.to_owned(), count }).collect(),
+                volumes: count(volumes),
+                restless,
+                owed,
+                parked,
+                queued,
+                attention,
+                attention_count,
+            })
+        })
+        .await
+    }
+
+    /// Shows each node, with its row and the word of its state. No row: it cannot be read. Returns how many are in each state.
+    pub async fn see_nodes(
+        &self,
+        mut see: impl FnMut(&str, Option<&NodeRow>, &'static str),
+    ) -> Result<NodeStates> {
+        let mut present = BTreeSet::new();
+        let mut of = Rows::AllSessions { node: String::new(), server: String::new() };
+        while let Some((RowKey::Session { node, server }, _)) = {
+            let found = self.rows.list(&of, PAGE).await?;
+            present.extend(found.iter().filter_map(|(key, _)| match key {
+                RowKey::Session { node, .. } => Some(node.clone()),
+                _ => None,
+            }));
+            found.into_iter().next_back()
+        } {
+            of = Rows::AllSessions { node, server };
+        }
+        let mut states: NodeStates = STATES.map(|state| (state, 0)).into();
+        let mut of = Rows::Nodes { after: String::new() };
+        while let Some((RowKey::Node(after), _)) = {
+            let found = self.rows.list(&of, PAGE).await?;
+            for (key, row) in &found {
+                let RowKey::Node(node) = key else { continue };
+                let row = rows::read::<NodeRow>(key, row).ok().map(|row| row.value);
+                let state = word_of(row.as_ref(), present.contains(node));
+                see(node, row.as_ref(), state);
+                *states.entry(state).or_default() += 1;
+            }
+            found.into_iter().next_back()
+        } {
+            of = Rows::Nodes { after };
+        }
+        Ok(states)
+    }
+}
+
+fn about(kind: &str, name: &str, text: String) -> Attention {
+    Attention { kind: kind.to_owned(), name: name.to_owned(), text }
+}

@@ -1,0 +1,83 @@
+//! A whole cluster on one screen.
+
+use csi_proto::cluster::v1::{CallClass, ClaimAsk, ReleaseAsk};
+use serde_json::json;
+
+use crate::attach::{Controller, claiming, failed, user};
+use crate::operators::{csictl, operator};
+use crate::site::{Site, eventually, open};
+
+#[tokio::test]
+async fn status_counts_and_names_what_is_to_be_done() {
+    let mut site = Site::start(2).await;
+    let file = operator(&site, "all");
+    let said = csictl(&file, "--operator cluster status").await;
+    assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
+    for due in ["cluster: prod, normal", "servers: 2 (s0 ", "nodes: 0", "needs an operator: nothing"] {
+        assert!(said.out.contains(due), "{due}: {}", said.out);
+    }
+
+    for volume in ["data", "more"] {
+        site.register(volume, "single-node-writer").await;
+    }
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    let (n1, one) = user(&site, "n1", 0).await;
+    let (n2, _two) = user(&site, "n2", 0).await;
+    for volume in ["data", "more"] {
+        let claim = claiming(&n1, 0, volume);
+        controller.publish().await;
+        claim.await.unwrap().unwrap();
+    }
+    let waits = ClaimAsk { queue_ms: 600_000, answer_ms: 1, ..n2.ask("data", "web") };
+    n2.client(0).claim(waits).await.unwrap_err();
+    let release = |volume: &str| ReleaseAsk {
+        volume: volume.into(),
+        node: "n1".into(),
+        consumer: "web".into(),
+        deadline_ms: 1,
+        ..ReleaseAsk::default()
+    };
+    site.operator(0, "all").release(release("data")).await.unwrap_err();
+    let mut hello = n2.hello.clone();
+    hello.machine_id = "another".into();
+    open(&mut n2.client(0), hello).await.unwrap();
+    drop(one);
+    let status = async || csictl(&file, "--operator cluster status --json").await.json();
+    eventually("n1 is away", async || status().await["nodes"]["away"] == 1).await;
+    let found = status().await;
+    assert_eq!(found["nodes"], json!({ "away": 1, "ready": 2 }));
+    assert_eq!(
+        [&found["volumes"], &found["owed"], &found["queued"], &found["parked"]],
+        [&json!(2), &json!(1), &json!(1), &json!(0)]
+    );
+    let kinds = |found: &serde_json::Value| -> Vec<String> {
+        let all = found["attention"].as_array().unwrap();
+        all.iter()
+            .map(|of| format!("{} {}", of["kind"].as_str().unwrap(), of["name"].as_str().unwrap()))
+            .collect()
+    };
+    assert_eq!(kinds(&found), ["node-away n1", "another-machine n2"]);
+
+    // The plugin refuses a detach for good.
+    let (_first, _session) = n1.say_hello(0).await.unwrap();
+    let claim = {
+        let row = crate::attach::row(&site, "vol/default/data/claim/n1/web").await;
+        serde_json::from_str::<serde_json::Value>(&row).unwrap()["id"].as_str().unwrap().to_owned()
+    };
+    n1.detached(0, "data", &claim).await.unwrap();
+    let call = controller.called().await;
+    controller.end(&call, failed(CallClass::Refused)).await;
+    eventually("the detach is parked", async || status().await["parked"] == 1).await;
+    let found = status().await;
+    assert!(kinds(&found).contains(&"parked default/data".to_owned()), "{found}");
+    let said = csictl(&file, "--operator cluster status").await;
+    assert!(said.out.contains("`csictl --operator explain default data`"), "{}", said.out);
+    let said = csictl(&file, "--operator explain default data --json").await.json();
+    assert_eq!(said["claims"][0]["waits-for"]["kind"], "parked");
+
+    // The next server answers, and lists one server when the lease of the other has ended.
+    site.servers[0].kill();
+    eventually("one server is left", async || status().await["servers"].as_array().unwrap().len() == 1).await;
+    let denied = csictl(&operator(&site, "local"), "--operator cluster status --json").await;
+    assert_eq!(denied.error()["error"], "NotAuthorized");
+}
