@@ -19,6 +19,7 @@ pub mod older;
 pub mod on_etcd;
 pub mod plugin;
 pub mod power;
+pub mod queries;
 pub mod raw;
 pub mod script;
 pub mod search;

@@ -30,6 +30,8 @@ mod metrics;
 mod operator_failures;
 mod operators;
 mod program;
+#[path = "../../../tests/src/queries.rs"]
+mod queries;
 mod questions;
 mod queue;
 mod reload;

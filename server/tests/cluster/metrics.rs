@@ -1,18 +1,22 @@
 //! The metrics of a server: each that the document lists is served, and moves by the event that it counts.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use csi_proto::cluster::v1::CallClass;
 use csi_proto::cluster::v1::call_ended::How;
+use csi_proto::cluster::v1::{CallClass, ReleaseAsk};
 use rustix::process::Signal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::attach::{Controller, claiming, failed, head, user};
+use crate::queries;
 use crate::site::{First, SOON, Site, eventually, free_ports, open};
 
 const DOCUMENT: &str = include_str!("../../../docs/metrics.md");
+const DASHBOARD: &str = include_str!("../../../packaging/grafana/csid-server.json");
 const ALARMS: &str = include_str!("../../../packaging/prometheus/csid-server.yml");
 
 /// A server that serves its metrics, with its port.
@@ -142,7 +146,17 @@ async fn each_metric_moves_by_what_it_counts() {
     let value = head(site, "data").await.replacen('{', r#"{"driver":{"server":"gone","host":"c1"},"#, 1);
     raw.put("/csid/v1/vol/default/data/head", &value).await;
     counting.becomes("takeovers_total", 1.0).await;
+    let release = ReleaseAsk {
+        volume: "data".into(),
+        node: "n1".into(),
+        consumer: "web".into(),
+        deadline_ms: 1,
+        ..ReleaseAsk::default()
+    };
+    site.operator(0, "all").release(release).await.unwrap_err();
+    counting.becomes("owed", 1.0).await;
     n1.detached(0, "data", &granted.claim).await.unwrap();
+    counting.becomes("owed", 0.0).await;
     let call = controller.called().await;
     controller.end(&call, failed(CallClass::Refused)).await;
     counting.becomes("parked", 1.0).await;
@@ -170,8 +184,11 @@ async fn each_metric_moves_by_what_it_counts() {
     .await;
 
     let text = counting.text().await;
-    let served: BTreeSet<String> =
-        counting.samples().await.keys().map(|name| metric_of(name).to_owned()).collect();
+    let all = counting.samples().await;
+    let served: BTreeSet<String> = all.keys().map(|name| metric_of(name).to_owned()).collect();
+    let asked = [queries::of_dashboard(DASHBOARD), queries::of_alarms(ALARMS)].concat();
+    let unserved = queries::not_served(&asked, all.keys(), |metric| metric.starts_with("csid_server_"));
+    assert!(unserved.is_empty(), "{unserved:#?}");
     let missing: Vec<_> = documented().difference(&served).cloned().collect();
     assert!(missing.is_empty(), "the document has metrics that are not served: {missing:?}\n{text}");
     let unknown: Vec<_> = served.difference(&documented()).cloned().collect();
@@ -191,20 +208,64 @@ async fn each_metric_moves_by_what_it_counts() {
     }
 }
 
+/// The servers' metrics are compared with a real server above, and the hosts' in the suite of hosts.
 #[test]
-fn alarms_name_metrics_of_the_document() {
-    let expressions: Vec<&str> =
-        ALARMS.lines().filter_map(|line| line.trim().strip_prefix("expr: ")).collect();
-    assert_eq!((expressions.len(), ALARMS.matches("- alert: ").count()), (5, 5));
-    for expression in expressions {
-        let at = expression.find("csid_").unwrap_or_else(|| panic!("{expression}"));
-        let rest = &expression[at..];
-        let end = rest.find(|c: char| !c.is_ascii_lowercase() && c != '_').unwrap_or(rest.len());
-        assert!(DOCUMENT.contains(&format!("| `{}` |", &rest[..end])), "{expression}: no such metric");
-        assert_eq!(expression.matches("csid_").count(), 1, "{expression}");
+fn queries_name_metrics_of_the_document() {
+    let (panels, alarms) = (queries::of_dashboard(DASHBOARD), queries::of_alarms(ALARMS));
+    assert!(panels.len() >= 20 && alarms.len() == 6);
+    for query in panels.iter().chain(&alarms) {
+        for (metric, _) in queries::metrics_of(query) {
+            let name = ["_bucket", "_count", "_sum"].iter().find_map(|end| metric.strip_suffix(end));
+            let name = name.unwrap_or(&metric);
+            assert!(DOCUMENT.contains(&format!("`{name}`")), "{query}: no such metric");
+        }
     }
-    // The states and labels of the expressions are those that are served: each_metric_moves_by_what_it_counts has them.
-    assert!(ALARMS.contains("csid_server_nodes{state=\"away\"}"));
+    for metric in documented() {
+        let is_shown = panels.iter().any(|query| query.contains(&metric));
+        assert!(is_shown, "the dashboard does not show {metric}");
+    }
+}
+
+/// promtool is in Debian's package prometheus. Without it the files are not checked by Prometheus itself.
+#[test]
+fn promtool_takes_the_alarms_and_their_tests() {
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let run = |words: &[&str]| {
+        let mut command = Command::new("promtool");
+        command.current_dir(repository).args(words);
+        for file in ["csid.yml", "csid-server.yml"] {
+            let directory = if words[0] == "test" { "tests/prometheus" } else { "packaging/prometheus" };
+            command.arg(format!("{directory}/{file}"));
+        }
+        command.output()
+    };
+    for words in [["check", "rules"], ["test", "rules"]] {
+        match run(&words) {
+            Ok(output) => {
+                let said = [output.stdout, output.stderr].concat();
+                assert!(output.status.success(), "{}", String::from_utf8_lossy(&said));
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                eprintln!(
+                    "promtool {} was not run: it is not installed (Debian's package prometheus)",
+                    words.join(" ")
+                );
+            }
+            Err(error) => panic!("promtool: {error}"),
+        }
+    }
+    // Each alarm has a test of when it is silent, and of when it is not.
+    for (alarms, tests) in [
+        (ALARMS, include_str!("../../../tests/prometheus/csid-server.yml")),
+        (
+            include_str!("../../../packaging/prometheus/csid.yml"),
+            include_str!("../../../tests/prometheus/csid.yml"),
+        ),
+    ] {
+        for name in alarms.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")) {
+            assert!(tests.contains(&format!("alertname: {name}")), "{name} has no test");
+        }
+    }
 }
 
 #[tokio::test]

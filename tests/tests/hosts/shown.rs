@@ -2,6 +2,7 @@
 
 use csid_client::Cluster;
 use csid_tests::ask::*;
+use csid_tests::queries;
 use csid_tests::world::{eventually, world};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -11,8 +12,8 @@ async fn shown(client: &Client) -> Cluster {
     client.cluster().await.unwrap()
 }
 
-/// Returns the value of a metric. `None`: csid has no such metric.
-async fn metric(w: &World, sample: &str) -> Option<f64> {
+/// Returns the answer with all metrics.
+async fn metrics(w: &World) -> String {
     let mut stream = tokio::net::UnixStream::connect(w.path("run/metrics.sock")).await.unwrap();
     stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").await.unwrap();
     let mut answer = String::new();
@@ -20,6 +21,12 @@ async fn metric(w: &World, sample: &str) -> Option<f64> {
         .await
         .expect("metrics in time")
         .unwrap();
+    answer
+}
+
+/// Returns the value of a metric. `None`: csid has no such metric.
+async fn metric(w: &World, sample: &str) -> Option<f64> {
+    let answer = metrics(w).await;
     let value = answer.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '));
     value.map(|value| value.parse().unwrap())
 }
@@ -51,6 +58,18 @@ fn host_shows_its_state_and_what_it_owes() {
         assert!(client.manager().await.unwrap().features.contains(&"cluster".to_owned()));
         assert_eq!(metric(w, r#"csid_cluster_state{state="joined"}"#).await, Some(1.0));
         assert_eq!(metric(w, "csid_owed").await, Some(0.0));
+
+        // The cluster's dashboard and alarms ask for more than the servers serve.
+        let samples = metrics(w).await;
+        let samples: Vec<String> =
+            samples.lines().map(|line| line.split(' ').next().unwrap().to_owned()).collect();
+        let asked = [
+            queries::of_dashboard(include_str!("../../../packaging/grafana/csid-server.json")),
+            queries::of_alarms(include_str!("../../../packaging/prometheus/csid-server.yml")),
+        ];
+        let is_hosts = |metric: &str| !metric.starts_with("csid_server_");
+        let missing = queries::not_served(&asked.concat(), samples.iter(), is_hosts);
+        assert!(missing.is_empty(), "{missing:#?}");
 
         let line = format!("cluster: prod, node n1: joined at {}", site.addresses[0]);
         assert!(csictl(w, &["status"]).await.contains(&line));

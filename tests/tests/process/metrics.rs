@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use csid_client::CallOptions;
 use csid_tests::ask::*;
-use csid_tests::raw;
 use csid_tests::script::{Act, Rule};
 use csid_tests::world::world;
+use csid_tests::{queries, raw};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
@@ -109,49 +109,19 @@ fn mount_has_the_time_of_each_step() {
     });
 }
 
-/// Returns the metrics in a query, each with the labels by which the query selects.
-fn metrics_of(query: &str) -> Vec<(String, Vec<String>)> {
-    let mut found = Vec::new();
-    for (at, _) in query.match_indices("csid_") {
-        let rest = &query[at..];
-        let end = rest.find(|c: char| !c.is_ascii_lowercase() && c != '_').unwrap_or(rest.len());
-        let selector = rest[end..].strip_prefix('{').and_then(|rest| rest.split('}').next()).unwrap_or("");
-        let labels = selector.split(',').filter_map(|one| one.split(['=', '!']).next());
-        let labels = labels.filter(|label| !label.is_empty()).map(str::to_owned).collect();
-        found.push((rest[..end].to_owned(), labels));
-    }
-    found
-}
-
 #[test]
-fn dashboard_asks_for_metrics_that_csid_serves() {
+fn dashboard_and_alarms_ask_for_what_csid_serves() {
     world(async |w| {
         let client = running(w).await;
         mounted(&client, "job", inline("v")).await;
         registered(&client, "claimed", &[csid_client::AccessMode::SingleNodeWriter]).await;
         client.claim(NAMESPACE, "claimed", "job", Default::default()).await.unwrap();
         let samples = samples(&w.path("run/metrics.sock")).await;
-        let dashboard: serde_json::Value =
-            serde_json::from_str(include_str!("../../../packaging/grafana/csid.json")).unwrap();
-        let targets =
-            dashboard["panels"].as_array().unwrap().iter().flat_map(|p| p["targets"].as_array().unwrap());
-        let queries: Vec<_> = targets.map(|target| target["expr"].as_str().unwrap()).collect();
-        assert!(queries.len() >= 12);
-        for query in queries {
-            let metrics = metrics_of(query);
-            assert!(!metrics.is_empty(), "{query}");
-            for (metric, labels) in metrics {
-                let of_metric = |sample: &&String| sample.split('{').next() == Some(&metric);
-                let served: Vec<_> = samples.keys().filter(of_metric).collect();
-                assert!(!served.is_empty(), "{query}: there is no {metric}");
-                let grouped = query.split("by (").skip(1).filter_map(|rest| rest.split(')').next());
-                let grouped = grouped.flat_map(|of| of.split(", ")).filter(|label| *label != "instance");
-                for label in labels.iter().map(String::as_str).chain(grouped) {
-                    let has = |sample: &&String| sample.contains(&format!("{label}=\""));
-                    assert!(served.iter().any(has), "{query}: {metric} has no label {label}");
-                }
-            }
-        }
+        let queries = queries::of_dashboard(include_str!("../../../packaging/grafana/csid.json"));
+        let alarms = queries::of_alarms(include_str!("../../../packaging/prometheus/csid.yml"));
+        assert!(queries.len() >= 12 && alarms.len() >= 5);
+        let missing = queries::not_served(&[queries, alarms].concat(), samples.keys(), |_| true);
+        assert!(missing.is_empty(), "{missing:#?}");
     });
 }
 
