@@ -11,7 +11,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand, error::ErrorKind};
 use clap_complete::Shell;
 use csid_client::{AccessMode, Propagation, Restore, Target};
 
-pub use cluster::{Accept, Block, Cluster, DrainNode, Fence, Join, Node, Server};
+pub use cluster::{Accept, Block, Cluster, DrainNode, Fence, Join, Node, Server, ServerUpgrade};
 pub use common::{Deadline, Name, Pair, Wait, span};
 pub use plugin::{
     Capacity, DeleteSnapshot, Drain, Exec, Logs, Plugin, PluginWait, Register, Snapshots, Top, Upgrade,
@@ -205,7 +205,7 @@ pub enum Command {
     /// List, show, accept, block nodes of a cluster, as an operator: csictl asks the cluster's servers
     #[command(subcommand)]
     Node(Node),
-    /// List the servers of a cluster, as an operator
+    /// List the servers of a cluster, check its etcd, raise the version of its values, as an operator
     #[command(subcommand)]
     Server(Server),
     /// List mounts
@@ -477,6 +477,7 @@ mod tests {
             ("csictl --operator volume create ns v --plugin p --clone w", None),
             ("csictl --operator explain ns v", None),
             ("csictl --operator cluster status", None),
+            ("csictl server upgrade --confirm prod", None),
             ("csictl --operator claims --volume v", None),
             ("csictl --operator release ns v job --node n1 --force --deadline 5s", None),
         ] {

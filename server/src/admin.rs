@@ -4,7 +4,7 @@ use csi_proto::cluster::v1::admin_server::Admin;
 use csi_proto::cluster::v1::node_change::Change;
 use csi_proto::cluster::v1::{
     AuditAsk, ClusterStatus, Finding, NodeAsk, NodeChange, NodePage, NodeRow, NodesAsk, ServerRows,
-    ServersAsk, StatusAsk,
+    ServersAsk, StatusAsk, UpgradeAsk,
 };
 use tonic::{Request, Response, Status};
 
@@ -73,6 +73,11 @@ impl Admin for Service {
         let caller = self.cluster.caller(&request)?;
         self.cluster.require_operator(&caller, May::Read)?;
         Ok(Response::new(self.cluster.list_servers().await?))
+    }
+
+    async fn upgrade(&self, request: Request<UpgradeAsk>) -> Result<Response<ServerRows>, Status> {
+        let caller = self.cluster.caller(&request)?;
+        Ok(Response::new(self.cluster.upgrade(&caller, request.into_inner()).await?))
     }
 
     async fn status(&self, request: Request<StatusAsk>) -> Result<Response<ClusterStatus>, Status> {

@@ -82,6 +82,8 @@ impl Cluster {
                         _ = driven.changed() => {}
                         // Another server may call the controller.
                         changed = self.changed_elsewhere(&wanted.name, revision) => changed?,
+                        // The next try fails, and the caller goes to another server.
+                        () = self.presence.left() => {}
                         () = tokio::time::sleep_until(deadline) => {}
                     }
                 }
@@ -96,6 +98,7 @@ impl Cluster {
                         biased;
                         _ = driven.changed() => {}
                         changed = self.changed_elsewhere(&wanted.name, revision) => changed?,
+                        () = self.presence.left() => {}
                         () = tokio::time::sleep_until(until) => {}
                     }
                 }
@@ -382,7 +385,13 @@ impl Cluster {
             if record.claim_at(&ask.consumer, &ask.node).is_none_or(|claim| claim.id != id) {
                 return Ok(Done {});
             }
-            let changed = self.changed_elsewhere(&name, record.revision);
+            let changed = async {
+                tokio::select! {
+                    changed = self.changed_elsewhere(&name, record.revision) => changed,
+                    // The same call joins the release at another server.
+                    () = self.presence.left() => Err(self.presence.cut_off()),
+                }
+            };
             let Ok(changed) = tokio::time::timeout_at(deadline, changed).await else {
                 let holder = format!("{}/{}", ask.node, ask.consumer);
                 let text =

@@ -16,7 +16,7 @@ use crate::config::Config;
 use crate::failure::{Result, ServerError};
 use crate::metrics::Metrics;
 use crate::presence::Presence;
-use crate::rows::{self, MetaRow, Mode, NodeRow, NodeState, PluginRow, Read, SCHEMA, UsedRow};
+use crate::rows::{self, MetaRow, Mode, NodeRow, NodeState, PluginRow, Read, Schemas, UsedRow};
 use crate::turns::Turns;
 
 /// The least time between two writes of a server that another machine wants to be a node.
@@ -35,6 +35,8 @@ pub struct Cluster {
     pub registry: EtcdRegistry,
     pub rows: RowStore,
     pub presence: Presence,
+    /// The versions of values that this server knows.
+    pub schemas: Schemas,
     pub certificates: Certificates,
     pub metrics: Metrics,
     /// The calls of callers that wait for claims.
@@ -90,6 +92,7 @@ impl Cluster {
         registry: EtcdRegistry,
         presence: Presence,
         due: mpsc::Sender<VolumeName>,
+        schemas: Schemas,
     ) -> Self {
         let rows = registry.rows();
         let metrics = Metrics::default();
@@ -101,6 +104,7 @@ impl Cluster {
             registry,
             rows,
             presence,
+            schemas,
             certificates,
             metrics,
             asks,
@@ -204,7 +208,7 @@ impl Cluster {
         tokio::select! {
             biased;
             done = doing => done,
-            _ = presence.wait_for(|now| now.as_ref() != Some(&here)) => Err(ServerError::cut_off()),
+            _ = presence.wait_for(|now| now.as_ref() != Some(&here)) => Err(self.presence.cut_off()),
         }
     }
 
@@ -225,7 +229,11 @@ impl Cluster {
         let row = self.rows.read(&RowKey::Meta).await?;
         let row = row.ok_or_else(|| ServerError::Unavailable("etcd has no cluster".into()))?;
         let meta: Read<MetaRow> = rows::read(&RowKey::Meta, &row)?;
-        check(&meta.value, &self.config.cluster)?;
+        if let Err(error) = check(&meta.value, &self.config.cluster, self.schemas) {
+            self.known().meta = None;
+            self.presence.close(Some(error.to_string()));
+            return Err(error);
+        }
         self.known().meta = Some(meta.clone());
         Ok(meta)
     }
@@ -390,15 +398,15 @@ pub fn not_joined(node: &str) -> ServerError {
     Error::not_found(format!("node {node} has never joined the cluster")).into()
 }
 
-/// Refuses another cluster's row, and one of a later version.
-pub fn check(meta: &MetaRow, cluster: &str) -> Result<()> {
+/// Refuses another cluster's row, and one of a version that a server does not know. Another server may know it.
+pub fn check(meta: &MetaRow, cluster: &str, known: Schemas) -> Result<()> {
     if meta.cluster != cluster {
         let text = format!("etcd has the cluster {:?}, and csid-server.toml names {cluster:?}", meta.cluster);
         return Err(Error::new(Kind::InvalidArgument, text).into());
     }
-    if meta.schema > SCHEMA {
-        let text = format!("etcd has values of version {}, and this server knows {SCHEMA}", meta.schema);
-        return Err(Error::new(Kind::NotSupported, text).into());
+    if !known.know(meta.schema) {
+        let text = format!("etcd has values of version {}, and this server knows {known}", meta.schema);
+        return Err(ServerError::Unavailable(text));
     }
     Ok(())
 }

@@ -41,6 +41,8 @@ pub enum May {
     Admit,
     /// An operator has a node get no more claims.
     Drain,
+    /// An operator changes what is the whole cluster's.
+    Cluster,
 }
 
 impl May {
@@ -59,12 +61,13 @@ impl May {
             May::Fence => "fence",
             May::Admit => "admit",
             May::Drain => "drain",
+            May::Cluster => "cluster",
         }
     }
 }
 
 /// Words that a later server takes. A configuration may have them already; they allow nothing yet.
-const LATER: [&str; 2] = ["attach", "cluster"];
+const LATER: [&str; 1] = ["attach"];
 
 /// The beginning of a word that has the name of a plugin, whose controller calls a node may be sent.
 const CONTROLLER: &str = "controller:";
@@ -148,7 +151,7 @@ impl Grants {
     fn has(&self, identity: &Identity, may: May, is_meant: impl Fn(&Grant) -> bool) -> bool {
         let of_role = match may {
             May::Join | May::Mount => identity.role == Role::Node,
-            May::Admit | May::Drain => identity.role == Role::Operator,
+            May::Admit | May::Drain | May::Cluster => identity.role == Role::Operator,
             _ => identity.role != Role::Server,
         };
         let has_word = |grant: &Grant| grant.may.iter().any(|word| word == may.word());
@@ -185,6 +188,7 @@ fn is_word(word: &str) -> bool {
         May::Fence,
         May::Admit,
         May::Drain,
+        May::Cluster,
     ];
     known.iter().any(|may| may.word() == word)
         || LATER.contains(&word)

@@ -8,7 +8,7 @@
 //! as volumes' changes are. `questions` asks controllers what changes nothing. `queue` has the claims that wait, and `used` counts the volumes of nodes.
 //! `nodes` and `servers` have what operators see of the cluster itself, and change; `fence` ends the claims of a node that is off,
 //! `fence_command` switches it off, and `away` does both after a time. `drain` keeps what a node reports of its drain. `audit` finds what does not fit
-//! in etcd, and `status` counts. `join` and `sessions` know the nodes that are there. `presence` is this server in
+//! in etcd, `status` counts, and `upgrade` raises the version of the values. `join` and `sessions` know the nodes that are there. `presence` is this server in
 //! etcd. `cluster` has what they share. Decisions 0007 and 0009 say what is built.
 //!
 //! State: in memory the cache of etcd's volumes, rows that were read, and sessions. Always true:
@@ -68,10 +68,12 @@ mod stream;
 mod time;
 mod tries;
 mod turns;
+mod upgrade;
 mod used;
 mod view;
 mod volume_calls;
 mod volumes;
 mod wanted;
 
-pub use program::main;
+pub use program::{main, main_knowing};
+pub use rows::Schemas;

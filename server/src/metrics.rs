@@ -19,7 +19,7 @@ use tonic::Code;
 use crate::grants::Grants;
 
 /// The calls of the contract, with what their addresses end with.
-const RPCS: [&str; 18] = [
+const RPCS: [&str; 19] = [
     "Session",
     "Claim",
     "Withdraw",
@@ -37,6 +37,7 @@ const RPCS: [&str; 18] = [
     "SetNode",
     "Servers",
     "Audit",
+    "Upgrade",
     "Status",
 ];
 /// Why Hellos are refused.

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   absent ── row written, own beat seen ──▶ present(ID) ── no beat seen for 10 s ──▶ absent ── a beat seen ──▶ present(ID)
+//!   present(ID) ── etcd has values of a version that this server does not know ──▶ closed ── it knows them again, a beat seen ──▶ present(ID)
 //!                                                       └── lease lost ──▶ absent, a new ID
 //! ```
 //!
@@ -47,6 +48,8 @@ impl Here {
 pub struct Presence {
     here: watch::Sender<Option<Here>>,
     lag: Arc<Mutex<Lag>>,
+    /// Why this server does not serve though it follows etcd. `None`: it serves.
+    closed: Arc<Mutex<Option<String>>>,
 }
 
 /// How far this server is behind etcd.
@@ -72,11 +75,41 @@ enum BeatError {
 
 impl Presence {
     pub fn new() -> Self {
-        Presence { here: watch::channel(None).0, lag: Arc::default() }
+        Presence { here: watch::channel(None).0, lag: Arc::default(), closed: Arc::default() }
     }
 
     fn lag_now(&self) -> MutexGuard<'_, Lag> {
         self.lag.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn closed_now(&self) -> MutexGuard<'_, Option<String>> {
+        self.closed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has this server serve nothing, for a reason, though it follows etcd. Its sessions end. `None`: it serves again from its next beat on.
+    pub fn close(&self, why: Option<String>) {
+        let mut closed = self.closed_now();
+        if why.is_some() {
+            self.here.send_replace(None);
+        }
+        *closed = why;
+    }
+
+    /// Returns why this server does not serve though it follows etcd. `None`: it serves.
+    pub fn closed(&self) -> Option<String> {
+        self.closed_now().clone()
+    }
+
+    /// Notes that this server follows etcd.
+    fn enter(&self, here: &Here) {
+        let closed = self.closed_now();
+        if closed.is_none() {
+            self.here.send_if_modified(|present| {
+                let is_new = present.as_ref() != Some(here);
+                *present = Some(here.clone());
+                is_new
+            });
+        }
     }
 
     /// Returns how long the last beat has taken to come round, or for how long one has not.
@@ -100,14 +133,23 @@ impl Presence {
 
     /// Returns this server's row, or an error while it does not follow etcd.
     pub fn here(&self) -> Result<Here> {
-        self.here
-            .borrow()
-            .clone()
-            .ok_or_else(|| ServerError::Unavailable("this server does not follow etcd now".into()))
+        let away = || self.closed().unwrap_or_else(|| "this server does not follow etcd now".to_owned());
+        self.here.borrow().clone().ok_or_else(|| ServerError::Unavailable(away()))
     }
 
     pub fn subscribe(&self) -> watch::Receiver<Option<Here>> {
         self.here.subscribe()
+    }
+
+    /// Returns the error of what ends with the presence.
+    pub fn cut_off(&self) -> ServerError {
+        self.closed().map_or_else(ServerError::cut_off, ServerError::Unavailable)
+    }
+
+    /// Waits until this server does not follow etcd, or stops.
+    pub async fn left(&self) {
+        // The sender lives as long as this.
+        let _ = self.subscribe().wait_for(Option::is_none).await;
     }
 
     /// Says that this server stops. Returns its row, if it has one.
@@ -150,7 +192,7 @@ impl Presence {
         tracing::info!(id = here.id, "this server is in etcd");
         self.end_beat();
         let mut last = Instant::now();
-        self.here.send_replace(Some(here.clone()));
+        self.enter(&here);
         seen();
         let mut number = 0;
         loop {
@@ -162,11 +204,7 @@ impl Presence {
                 Ok(Ok(())) => {
                     self.end_beat();
                     last = Instant::now();
-                    self.here.send_if_modified(|present| {
-                        let is_new = present.is_none();
-                        *present = Some(here.clone());
-                        is_new
-                    });
+                    self.enter(&here);
                     seen();
                 }
                 Ok(Err(BeatError::Lost)) => return BeatError::Lost,

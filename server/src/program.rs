@@ -36,7 +36,7 @@ use crate::grants::May;
 use crate::listen;
 use crate::places::Places;
 use crate::presence::Presence;
-use crate::rows::{self, MetaRow, Mode, SCHEMA, ServerRow};
+use crate::rows::{self, MetaRow, Mode, SCHEMAS, Schemas, ServerRow};
 use crate::scrape::Sources;
 use crate::service::{Service, end_if_over};
 use crate::sessions::Sessions;
@@ -57,6 +57,10 @@ const LAST_CALLS: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(300);
 /// Volumes that wait for a look at what their controllers owe. Others are found a little later.
 const DUE: usize = 1024;
+/// The time between two looks at the version of the values.
+const SCHEMA: Duration = Duration::from_secs(2);
+/// The status for systemd of a server that serves.
+const SERVES: &str = "serves nodes and operators";
 /// The time between two looks at the rows of the nodes that have a session.
 const NODES: Duration = Duration::from_secs(3);
 
@@ -85,11 +89,17 @@ enum Command {
     CheckConfig,
 }
 
+/// Runs a server of this release.
 pub fn main() -> ExitCode {
+    main_knowing(SCHEMAS)
+}
+
+/// Runs a server that knows these versions of values.
+pub fn main_knowing(schemas: Schemas) -> ExitCode {
     let filter = EnvFilter::try_from_env("CSID_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     log.with_ansi(false).without_time().init();
-    match begin(Arguments::parse()) {
+    match begin(Arguments::parse(), schemas) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("csid-server: {error:#}");
@@ -99,15 +109,15 @@ pub fn main() -> ExitCode {
 }
 
 #[tokio::main]
-async fn begin(arguments: Arguments) -> Result<()> {
+async fn begin(arguments: Arguments, schemas: Schemas) -> Result<()> {
     csid::random::open();
     let config = Config::read(&arguments.config)?;
     match arguments.command {
         Some(Command::CheckConfig) => config.read_crl()?.map_or(Ok(()), |crl| read_crl(&crl).map(drop)),
-        Some(Command::Init) => init(&config, &keys(arguments.credentials, &config)?).await,
+        Some(Command::Init) => init(&config, &keys(arguments.credentials, &config)?, schemas).await,
         None | Some(Command::Run) => {
             let keys = keys(arguments.credentials, &config)?;
-            run(config, keys, &arguments.config).await
+            run(config, keys, &arguments.config, schemas).await
         }
     }
 }
@@ -142,11 +152,11 @@ fn registry(config: &Config, keys: &Keys) -> Result<EtcdRegistry> {
     Ok(EtcdRegistry::start(&etcd, Box::new(|_| std::future::ready(()).boxed()))?)
 }
 
-async fn init(config: &Config, keys: &Keys) -> Result<()> {
+async fn init(config: &Config, keys: &Keys, schemas: Schemas) -> Result<()> {
     let rows = registry(config, keys)?.rows();
     let meta = MetaRow {
         cluster: config.cluster.clone(),
-        schema: SCHEMA,
+        schema: schemas.max,
         generation: 1,
         mode: Mode::Normal,
         awaited: Vec::new(),
@@ -162,7 +172,7 @@ async fn init(config: &Config, keys: &Keys) -> Result<()> {
     match rows.read(&RowKey::Meta).await? {
         Some(row) if written == Written::Unknown => {
             let present = rows::read::<MetaRow>(&RowKey::Meta, &row)?.value;
-            Ok(check(&present, &config.cluster)?)
+            Ok(check(&present, &config.cluster, schemas)?)
         }
         Some(row) => {
             let MetaRow { cluster, generation, .. } = rows::read(&RowKey::Meta, &row)?.value;
@@ -175,14 +185,14 @@ async fn init(config: &Config, keys: &Keys) -> Result<()> {
     }
 }
 
-async fn run(config: Config, keys: Keys, file: &Path) -> Result<()> {
+async fn run(config: Config, keys: Keys, file: &Path, schemas: Schemas) -> Result<()> {
     let mut stops = [signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?];
     let mut reloads = signal(SignalKind::hangup())?;
     let row = ServerRow {
         name: name_of(&keys, &config.cluster)?,
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        schema_min: SCHEMA,
-        schema_max: SCHEMA,
+        schema_min: schemas.min,
+        schema_max: schemas.max,
         address: config.address.clone(),
         grants: config.grants.digest(),
         beat: 0,
@@ -209,7 +219,7 @@ async fn run(config: Config, keys: Keys, file: &Path) -> Result<()> {
     let certificates = Certificates::new(&keys.ca, config.read_crl()?.unwrap_or_default())?;
     drop(keys);
     let (due, volumes) = mpsc::channel(DUE);
-    let cluster = Arc::new(Cluster::new(config, certificates, registry, Presence::new(), due));
+    let cluster = Arc::new(Cluster::new(config, certificates, registry, Presence::new(), due, schemas));
     cluster.meta().await.context("the cluster's row in etcd, which csid-server init makes")?;
     let sessions = Arc::new(Sessions::default());
     let listener = TcpListener::bind(listen).await.with_context(|| listen.to_string())?;
@@ -226,6 +236,7 @@ async fn run(config: Config, keys: Keys, file: &Path) -> Result<()> {
             cluster.presence.keep(&cluster.registry, now, || notify(NotifyState::Watchdog)).await
         }
     });
+    let following = tokio::spawn(follow_schema(cluster.clone()));
     let asking = tokio::spawn(ask_nodes(cluster.clone(), sessions.clone()));
     let ending = tokio::spawn(end_sessions(cluster.clone(), sessions.clone()));
     let fencing = tokio::spawn(fence_away(cluster.clone(), name));
@@ -255,6 +266,7 @@ async fn run(config: Config, keys: Keys, file: &Path) -> Result<()> {
     let ready = async {
         // The channel lives as long as `cluster`.
         let _ = presence.wait_for(Option::is_some).await;
+        notify(NotifyState::Status(SERVES));
         notify(NotifyState::Ready);
         tracing::info!(%listen, "nodes and operators are served");
         std::future::pending::<()>().await
@@ -270,6 +282,7 @@ async fn run(config: Config, keys: Keys, file: &Path) -> Result<()> {
     }
     notify(NotifyState::Stopping);
     tracing::info!("this server stops");
+    following.abort();
     asking.abort();
     if let Some(counting) = counting {
         counting.abort();
@@ -336,6 +349,28 @@ fn reload(file: &Path, cluster: &Cluster, sessions: &Sessions) {
             // A session was verified when it began. Each node that is not revoked joins again at once.
             let text = "the revocation lists have changed: join again";
             sessions.end(&node, number, ServerError::Unavailable(text.into()));
+        }
+    }
+}
+
+/// Has this server serve only while it knows the version of the values in etcd, until the task is aborted.
+async fn follow_schema(cluster: Arc<Cluster>) {
+    loop {
+        tokio::time::sleep(SCHEMA).await;
+        let was_closed = cluster.presence.closed();
+        // It closes the presence. Without etcd nothing is known, and the beats decide.
+        let is_known = cluster.meta_now().await.is_ok();
+        match (was_closed, cluster.presence.closed()) {
+            (None, Some(why)) => {
+                tracing::error!("this server serves nothing: {why}");
+                notify(NotifyState::Status(&format!("serves nothing: {why}")));
+            }
+            (Some(_), Some(_)) if is_known => {
+                tracing::info!("this server knows the version of the values again, and serves");
+                cluster.presence.close(None);
+                notify(NotifyState::Status(SERVES));
+            }
+            (None | Some(_), _) => {}
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The values of the rows that a cluster has besides its volumes. A field that this version does not know is written back.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::sync::Arc;
 
 use csid_etcd::{Row, RowKey};
@@ -8,8 +9,30 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// The version of the values. A server that meets a later one does not serve.
-pub const SCHEMA: u32 = 1;
+/// The versions of values that a server knows. A server that meets another one does not serve.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Schemas {
+    pub min: u32,
+    pub max: u32,
+}
+
+/// The versions that this release knows. `max` stands in a cluster that it makes. `csictl server upgrade` raises that of others.
+pub const SCHEMAS: Schemas = Schemas { min: 1, max: 1 };
+
+impl Schemas {
+    pub fn know(self, schema: u32) -> bool {
+        (self.min..=self.max).contains(&schema)
+    }
+}
+
+impl fmt::Display for Schemas {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.min == self.max {
+            true => write!(f, "{}", self.max),
+            false => write!(f, "{} to {}", self.min, self.max),
+        }
+    }
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -257,7 +257,7 @@ impl Service {
                     let replaced = || format!("node {node} has another session with this server");
                     return Some(over.unwrap_or_else(|_| ServerError::Unavailable(replaced())));
                 }
-                _ = presence.wait_for(is_over) => return Some(ServerError::cut_off()),
+                _ = presence.wait_for(is_over) => return Some(self.cluster.presence.cut_off()),
                 () = sender.closed() => return None,
                 message = incoming.message() => message,
             };
@@ -268,7 +268,7 @@ impl Service {
                         biased;
                         reported = self.report(node, boot, plugins) => reported,
                         // Without etcd a report waits for longer than a session may go on.
-                        _ = presence.wait_for(is_over) => Err(ServerError::cut_off()),
+                        _ = presence.wait_for(is_over) => Err(self.cluster.presence.cut_off()),
                     };
                     if let Err(error) = reported {
                         return Some(error);
@@ -290,7 +290,7 @@ impl Service {
                     let kept = tokio::select! {
                         biased;
                         kept = self.cluster.keep_drained(node, boot, drained) => kept,
-                        _ = presence.wait_for(is_over) => Err(ServerError::cut_off()),
+                        _ = presence.wait_for(is_over) => Err(self.cluster.presence.cut_off()),
                     };
                     if let Err(error) = kept {
                         return Some(error);

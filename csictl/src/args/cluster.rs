@@ -130,4 +130,16 @@ pub enum Server {
     ///
     /// It changes nothing. It exits with 1 if it finds something.
     Audit,
+    /// Have the values in etcd get the newest version that the servers know
+    ///
+    /// Do this when all servers have the new release: no earlier one serves the cluster again. It is refused while a server runs that does not
+    /// know the version, and while the cluster recovers from a backup.
+    Upgrade(ServerUpgrade),
+}
+
+#[derive(Args)]
+pub struct ServerUpgrade {
+    /// Do not ask: the cluster's name
+    #[arg(long, value_name = "CLUSTER")]
+    pub confirm: Option<String>,
 }

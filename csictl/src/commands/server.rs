@@ -4,10 +4,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use csi_proto::cluster::v1::admin_client::AdminClient;
-use csi_proto::cluster::v1::{AuditAsk, ServerRows, ServersAsk, StatusAsk};
+use csi_proto::cluster::v1::{AuditAsk, ServerRows, ServersAsk, StatusAsk, UpgradeAsk};
 
+use super::common::confirmed_by;
 use crate::{
-    args::Server,
+    args::{Server, ServerUpgrade},
     hints::{self, Tried},
     operator::Servers,
     output::{self, print, print_json},
@@ -55,6 +56,33 @@ pub async fn server(
                 print(&output::findings(&findings))?;
             }
             Ok(ExitCode::from(u8::from(!findings.is_empty())))
+        }
+        Server::Upgrade(ServerUpgrade { confirm }) => {
+            tried.command = "server upgrade";
+            let rows = list(servers).await?;
+            let schema = rows.servers.iter().map(|row| row.schema_max).max().unwrap_or_default();
+            let rows = if schema > rows.schema {
+                let what = format!(
+                    "The values in etcd get version {schema} instead of {}. No server of an earlier release serves them again.",
+                    rows.schema
+                );
+                confirmed_by("--confirm", &rows.cluster, &confirm, &what)?;
+                let what = format!("raise the version of the values to {schema}");
+                let ask = async |channel| {
+                    let ask = UpgradeAsk { schema };
+                    Ok(AdminClient::new(channel).upgrade(ask).await?.into_inner())
+                };
+                servers.call(Some(&what), ask).await?
+            } else {
+                if !json {
+                    eprintln!("The values have version {} already.", rows.schema);
+                }
+                rows
+            };
+            if json {
+                print_json(&output::servers_json(&rows))?;
+            }
+            Ok(ExitCode::SUCCESS)
         }
     }
 }

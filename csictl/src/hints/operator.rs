@@ -27,6 +27,9 @@ pub fn of_operator(error: &OperatorError, tried: &Tried) -> Option<String> {
         OperatorError::NoServer { .. } => {
             "On a server: `systemctl status csid-server`. Then repeat the command.".to_owned()
         }
+        OperatorError::Unknown { .. } if tried.command == UPGRADE => {
+            "Repeat the command, which is safe. What came of it: `csictl --operator cluster status`.".to_owned()
+        }
         OperatorError::Unknown { .. } if !tried.command.starts_with("node") => {
             format!("Repeat the command, which is safe. What came of it: `csictl --operator volume show {volume}`.")
         }
@@ -40,13 +43,19 @@ pub fn of_operator(error: &OperatorError, tried: &Tried) -> Option<String> {
         OperatorError::Refused { kind, message, .. } => match kind.as_str() {
             "NotAuthorized" => {
                 "Grants are in csid-server.toml, the same on each server. Nodes and servers need `read` in all namespaces (\"*\"); \
-                 accept, block and forget need `admit` there, fence needs `fence`, drain and undrain need `drain`."
+                 accept, block and forget need `admit` there, fence needs `fence`, drain and undrain need `drain`, server upgrade needs `cluster`."
                     .to_owned()
             }
             "NotFound" if tried.command == "node accept" && message.contains("has asked to join") => {
                 format!("What asks to join now: `csictl node show {node}`.")
             }
             "NotFound" => "Nodes that have joined once: `csictl node list`.".to_owned(),
+            "Busy" if tried.command == UPGRADE && message.contains("recovers") => {
+                "Wait for the end of the recovery: `csictl --operator cluster status`. Then repeat the command.".to_owned()
+            }
+            "Busy" if tried.command == UPGRADE => {
+                "Upgrade the package csid-server there, or stop that server: `csictl server list`. Then repeat the command.".to_owned()
+            }
             "Busy" if tried.command == "node forget" && !message.contains("has a session") => {
                 format!("`csictl node drain {node}`, or `csictl node fence --help` if its machine is off. Its claims: `csictl --operator claims --node {node}`.")
             }
@@ -60,6 +69,9 @@ pub fn of_operator(error: &OperatorError, tried: &Tried) -> Option<String> {
     };
     Some(hint)
 }
+
+/// The command that raises the version of the values in etcd.
+const UPGRADE: &str = "server upgrade";
 
 /// The kind of an error with holders, whatever it was.
 const HELD: &str = "ClaimConflict";
@@ -186,8 +198,12 @@ mod tests {
         assert!(refused("TimedOut", "release").contains("--force"));
         assert!(refused("NotAuthorized", "release").contains("release-others"));
         assert!(refused("NotAuthorized", "node list").contains("all namespaces"));
+        assert!(refused("Busy", "server upgrade").contains("csictl server list"));
+        assert!(refused("NotAuthorized", "server upgrade").contains("`cluster`"));
         assert!(refused("NotFound", "volume show").contains("volume list"));
         let unknown = OperatorError::Unknown { what: String::new(), skipped: Vec::new() };
+        let tried = Tried { command: UPGRADE, ..Tried::default() };
+        assert!(of_operator(&unknown, &tried).unwrap().contains("cluster status"));
         let tried = Tried { command: "volume register", volume: Some("prod db".into()), ..Tried::default() };
         assert!(of_operator(&unknown, &tried).unwrap().contains("volume show prod db"));
     }

@@ -22,7 +22,7 @@ use super::node::{Host, Parts, Servers};
 use super::server::{self, CLUSTER, Running, identity};
 use super::world::{World, is_single};
 use crate::random::seeded;
-use crate::rows::{self, MetaRow, Mode, SCHEMA};
+use crate::rows::{self, MetaRow, Mode, SCHEMAS};
 
 /// How long the cluster has to come to rest when nothing fails any more. A claim that was given up is tried again after 300 s.
 const REST: Duration = Duration::from_secs(900);
@@ -96,7 +96,7 @@ async fn init(double: &Double) {
     let registry = EtcdRegistry::start_at(connections, "/csid/", Timing::default(), events).unwrap();
     let meta = MetaRow {
         cluster: CLUSTER.to_owned(),
-        schema: SCHEMA,
+        schema: SCHEMAS.max,
         generation: 1,
         mode: Mode::Normal,
         awaited: Vec::new(),

@@ -21,7 +21,7 @@ use crate::grants::{Grant, Grants};
 use crate::places::Places;
 use crate::presence::Presence;
 use crate::program::{ask_nodes, end_sessions};
-use crate::rows::{SCHEMA, ServerRow};
+use crate::rows::{SCHEMAS, ServerRow};
 use crate::service::Service;
 use crate::sessions::Sessions;
 
@@ -120,12 +120,13 @@ pub fn start(double: &Double, network: &Arc<Network>, server: usize) -> Arc<Runn
     let (due, volumes) = mpsc::channel(1024);
     let certificates = Certificates::new(&CA, Vec::new()).unwrap();
     let name = format!("s{server}");
-    let cluster = Arc::new(Cluster::new(config(&name), certificates, registry, Presence::new(), due));
+    let cluster =
+        Arc::new(Cluster::new(config(&name), certificates, registry, Presence::new(), due, SCHEMAS));
     let row = ServerRow {
         name: name.clone(),
         version: "0.1.0".to_owned(),
-        schema_min: SCHEMA,
-        schema_max: SCHEMA,
+        schema_min: SCHEMAS.min,
+        schema_max: SCHEMAS.max,
         address: cluster.config.address.clone(),
         grants: cluster.config.grants.digest(),
         beat: 0,

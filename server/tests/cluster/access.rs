@@ -10,7 +10,7 @@ use csi_proto::cluster::v1::node_change::Change;
 use csi_proto::cluster::v1::{
     Accept, AuditAsk, BlockAsk, CallName, ChangeAsk, CreateAsk, DeleteAsk, DeleteSnapshotAsk, Deregister,
     DrainAsk, ExpandAsk, FenceAsk, ForgetAsk, InventoryAsk, ListAsk, ListExternal, NodeAsk, NodeChange,
-    NodeExpanded, NodesAsk, ReleaseAsk, ServersAsk, SnapshotAsk, StatusAsk, UndrainAsk,
+    NodeExpanded, NodesAsk, ReleaseAsk, ServersAsk, SnapshotAsk, StatusAsk, UndrainAsk, UpgradeAsk,
     ValidateAsk, VolumeAsk, inventory_ask,
 };
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
@@ -136,6 +136,8 @@ async fn calls(channel: &Channel, node: &str, namespace: &str) -> BTreeMap<&'sta
     for (call, change) in changes {
         found.insert(call, became(client.set_node(NodeChange { node: "n9".into(), change }).await));
     }
+    // The values have this version already.
+    found.insert("upgrade", became(client.upgrade(UpgradeAsk { schema: 1 }).await));
     found.insert("status", became(client.status(StatusAsk {}).await));
     found.insert("servers", became(client.servers(ServersAsk {}).await));
     let audit = client.audit(AuditAsk {}).await;
@@ -305,8 +307,10 @@ async fn every_call_of_every_identity_is_as_granted() {
                 due.insert(call, due["block"]);
             }
             due.insert("forget", if due["block"] == Decided { Done } else { due["block"] });
-            // Who sees servers sees the cluster in numbers.
+            // Who sees servers sees the cluster in numbers. `operator/all` may change what is the whole cluster's.
             due.insert("status", due["servers"]);
+            let upgrade = if who == "operator with all grants" { Done } else { due["block"] };
+            due.insert("upgrade", upgrade);
             // Who sees servers may make an audit.
             due.insert("audit", due["servers"]);
             // A node withdraws its own calls, and who claims for other nodes does.

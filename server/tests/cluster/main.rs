@@ -40,4 +40,5 @@ mod snapshots;
 mod sources;
 mod status;
 mod together;
+mod upgrade;
 mod used;

@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use csi_proto::cluster::v1::admin_client::AdminClient;
@@ -63,7 +64,7 @@ may = ["join"]
 [[grant]]
 who = "operator/all"
 namespaces = ["*"]
-may = ["read", "register", "claim-for", "release-others", "fence", "admit", "drain"]
+may = ["read", "register", "claim-for", "release-others", "fence", "admit", "drain", "cluster"]
 
 [[grant]]
 who = "operator/anna"
@@ -129,6 +130,8 @@ pub struct Site {
 pub struct Program {
     process: Child,
     pub log: PathBuf,
+    /// The last status that it has notified since it was ready.
+    status: Arc<Mutex<String>>,
 }
 
 impl Program {
@@ -153,7 +156,12 @@ impl Program {
             if let Ok(size) = socket.recv(&mut message)
                 && message[..size].starts_with(b"READY=1")
             {
-                return Program { process, log };
+                let status = Arc::default();
+                std::thread::spawn({
+                    let status = Arc::downgrade(&status);
+                    move || keep_status(&socket, &status)
+                });
+                return Program { process, log, status };
             }
             let ended = process.try_wait().unwrap();
             if ended.is_some() || begun.elapsed() > SOON {
@@ -161,6 +169,11 @@ impl Program {
                 panic!("{}: {ended:?}: {}", program.display(), fs::read_to_string(&log).unwrap());
             }
         }
+    }
+
+    /// Returns the last status that the program has notified since it was ready.
+    pub fn status(&self) -> String {
+        self.status.lock().unwrap().clone()
     }
 
     pub fn signal(&self, signal: Signal) {
@@ -189,6 +202,18 @@ impl Program {
     }
 }
 
+/// Reads what a program notifies, until the program is dropped. A full socket would hold it up.
+fn keep_status(socket: &UnixDatagram, status: &Weak<Mutex<String>>) {
+    let mut message = [0; 1024];
+    while let Some(status) = status.upgrade() {
+        let Ok(size) = socket.recv(&mut message) else { continue };
+        let text = String::from_utf8_lossy(&message[..size]).into_owned();
+        if let Some(of) = text.lines().find_map(|line| line.strip_prefix("STATUS=")) {
+            of.clone_into(&mut status.lock().unwrap());
+        }
+    }
+}
+
 impl Drop for Program {
     fn drop(&mut self) {
         let _ = self.process.kill();
@@ -213,6 +238,11 @@ fn program(name: &str) -> PathBuf {
 
 pub fn server_program() -> PathBuf {
     program("csid-server")
+}
+
+/// Returns the server of a release that knows the next version of values.
+pub fn next_server_program() -> PathBuf {
+    program("csid-server-next")
 }
 
 pub fn csictl_program() -> PathBuf {
@@ -309,9 +339,14 @@ impl Site {
     }
 
     pub fn start_server(&self, n: usize) -> Program {
+        self.start_server_of(&server_program(), n)
+    }
+
+    /// Starts a server of the given program.
+    pub fn start_server_of(&self, program: &Path, n: usize) -> Program {
         let (config, keys) = (self.path(&format!("s{n}.toml")), self.path(&format!("s{n}")));
         let arguments = ["--config", config.to_str().unwrap(), "--credentials", keys.to_str().unwrap()];
-        Program::start(&server_program(), &arguments, &[], self.path(&format!("s{n}.log")))
+        Program::start(program, &arguments, &[], self.path(&format!("s{n}.log")))
     }
 
     /// Issues the certificate of a client of the cluster.

@@ -81,3 +81,25 @@ async fn status_counts_and_names_what_is_to_be_done() {
     let denied = csictl(&operator(&site, "local"), "--operator cluster status --json").await;
     assert_eq!(denied.error()["error"], "NotAuthorized");
 }
+
+/// The blocks of docs/cluster.md, as an operator types them.
+#[tokio::test]
+async fn commands_of_the_runbooks_are_served() {
+    let site = Site::start(1).await;
+    site.register("data", "single-node-writer").await;
+    let file = operator(&site, "all");
+    let document = include_str!("../../../docs/cluster.md");
+    let mut typed = 0;
+    for heading in ["At a glance", "A volume that waits", "Upgrades"] {
+        let rest = document.split_once(&format!("### {heading}\n")).expect(heading).1;
+        let section = rest.split("\n### ").next().unwrap();
+        let blocks = section.split("```sh\n").skip(1).map(|rest| rest.split("```").next().unwrap());
+        let lines = blocks.flat_map(str::lines).filter_map(|line| line.strip_prefix("csictl "));
+        for line in lines.map(|line| line.split('#').next().unwrap().trim_end()) {
+            let said = csictl(&file, line).await;
+            assert_eq!(said.code, Some(0), "{line}: {said:?}");
+            typed += 1;
+        }
+    }
+    assert_eq!(typed, 4);
+}
