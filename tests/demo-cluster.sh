@@ -215,6 +215,10 @@ say "db-2 is refused, and is given the holder's name"
 refused db-2 'csictl mount default data web --target /srv/data' db-1/web
 run anna 'csictl --operator claims'
 
+say "Anna asks why, and sees the whole cluster on one screen"
+run anna 'csictl --operator explain default data'
+run anna 'csictl --operator cluster status'
+
 say "The server of db-1 dies, with its etcd. db-1 joins another one, and keeps its claim and its mount"
 server_of() { shell "$1" 'csictl cluster status --json' | sed -n 's/.*"server": *"\(s[0-9]\)\..*/\1/p'; }
 at=$(server_of db-1)
