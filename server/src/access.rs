@@ -25,6 +25,17 @@ impl Cluster {
         self.caller_by(request.extensions())
     }
 
+    /// Fails if a node may have no session any more: a reload has come since its call began. `extensions`: the call's.
+    pub fn may_still_join(&self, node: &Identity, extensions: &Extensions) -> Result<()> {
+        if let Some(info) = extensions.get::<TlsConnectInfo<Peer>>() {
+            self.identity(Some(info))?;
+        }
+        match self.config.grants.allow_anywhere(node, May::Join) {
+            true => Ok(()),
+            false => Err(ServerError::denied(format!("{node} has no grant for join"))),
+        }
+    }
+
     /// Returns the identity of a caller: what the gate has found by the certificate, or the same without a gate.
     pub fn caller_by(&self, extensions: &Extensions) -> Result<Identity> {
         // No peer writes these. In the simulation, which has no TLS, its network does.

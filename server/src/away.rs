@@ -96,7 +96,8 @@ pub async fn fence_away(cluster: Arc<Cluster>, name: String) {
                 continue;
             }
         };
-        let due = cluster.config.fence().after.and_then(|after| away.due(&seen, after, Instant::now()));
+        let after = cluster.config.fence().after;
+        let due = after.and_then(|after| Some((away.due(&seen, after, Instant::now())?, after)));
         // One server acts. The others have looked, too, and go on when it is gone.
         if !is_first {
             continue;
@@ -106,8 +107,8 @@ pub async fn fence_away(cluster: Arc<Cluster>, name: String) {
                 tracing::warn!(node = left.node, %error, "the claims of a fenced node have not all ended");
             }
         }
-        if let Some(due) = due
-            && let Err(error) = fence(&cluster, &server, due).await
+        if let Some((due, after)) = due
+            && let Err(error) = fence(&cluster, &server, due, after).await
         {
             tracing::error!(node = due.node, %error, "a node that is away for too long is not fenced");
             away.tried.insert(due.node.clone(), Instant::now());
@@ -129,12 +130,11 @@ async fn look(cluster: &Cluster, id: &str) -> Result<(bool, Vec<SeenNode>)> {
 }
 
 /// Fences a node whose command says that its machine is off.
-async fn fence(cluster: &Cluster, server: &Identity, seen: &SeenNode) -> Result<()> {
+async fn fence(cluster: &Cluster, server: &Identity, seen: &SeenNode, after: Duration) -> Result<()> {
     if cluster.while_here(cluster.has_sessions(&seen.node)).await? {
         return Ok(());
     }
-    let seconds = cluster.config.fence().after.unwrap_or_default().as_secs();
-    let reason = format!("without a session for {seconds} s");
+    let reason = format!("without a session for {} s", after.as_secs());
     let ask = FenceAsk { reason, revision: seen.row.revision, by_hand: false };
     cluster.change_node(server, &seen.node, &Change::Fence(ask)).await?;
     cluster.end_fenced(server, &seen.node).await

@@ -24,8 +24,8 @@ const UNFINISHED: usize = 100;
 
 /// What a caller wants of a volume.
 enum Wanted {
-    /// The plugin, and the registration of the volume that is to be created.
-    Create(String, Box<Registration>),
+    /// The plugin, the registration of the volume that is to be created, and whether its source may be used.
+    Create(String, Box<Registration>, bool),
     Delete,
     /// The least capacity, and the limit.
     Expand(u64, u64),
@@ -78,18 +78,19 @@ impl Cluster {
         if new.spec.has_source() {
             return Err(Error::invalid("a call that creates an empty volume has a snapshot or clone").into());
         }
-        self.reach_creation(caller, &name, plugin, new).await
+        self.reach_creation(caller, &name, (plugin, new), true).await
     }
 
-    /// Has a plugin create a volume, and registers it for the caller.
+    /// Has a plugin create a volume, and registers it for the caller. `is_checked`: its source may be used. `false`: a creation that goes on is
+    /// joined, and none begins.
     pub(crate) async fn reach_creation(
         &self,
         caller: &Identity,
         name: &VolumeName,
-        plugin: String,
-        new: Registration,
+        (plugin, new): (String, Registration),
+        is_checked: bool,
     ) -> Result<VolumeRow> {
-        self.reach(caller, name, &Wanted::Create(plugin, Box::new(new))).await
+        self.reach(caller, name, &Wanted::Create(plugin, Box::new(new), is_checked)).await
     }
 
     /// Checks a call that creates a volume. Returns the volume's name, its plugin and its registration.
@@ -156,6 +157,7 @@ impl Cluster {
                         _ = driven.changed() => {}
                         // Another server may call the controller.
                         changed = self.changed_elsewhere(name, revision) => changed?,
+                        () = self.presence.left() => return Err(self.presence.cut_off()),
                         () = tokio::time::sleep_until(begun + CONTROLLER) => {}
                     }
                 }
@@ -176,7 +178,11 @@ impl Cluster {
         }
         let mut after = record.clone();
         match wanted {
-            Wanted::Create(plugin, new) => match &record.registration {
+            Wanted::Create(plugin, new, is_checked) => match &record.registration {
+                None if !is_checked => {
+                    let text = format!("{name} has been deleted meanwhile, and its source was not checked");
+                    return Err(Error::new(Kind::Busy, text).into());
+                }
                 None => {
                     // What is left of an earlier volume of the name.
                     rules::refuse_used(&record).map_err(|error| holders_of(&record, error))?;

@@ -198,7 +198,10 @@ impl Config {
 
     /// Reads the list of revoked certificates. `None`: the configuration names none.
     pub fn read_crl(&self) -> Result<Option<Vec<u8>>> {
-        self.crl.as_deref().map(bytes).transpose()
+        let Some(file) = self.crl.as_deref() else { return Ok(None) };
+        let crl = bytes(file)?;
+        ensure!(!crl.is_empty(), "{} is empty", file.display());
+        Ok(Some(crl))
     }
 }
 

@@ -55,10 +55,16 @@ impl Cluster {
         row.is_some_and(|row| row.controllers.iter().any(is_one))
     }
 
-    /// Returns which of some nodes may be asked about a plugin, in an order that stays the same. A plugin has volumes of all namespaces.
-    pub fn hosts_of_plugin(&self, plugin: &str, mut nodes: Vec<String>) -> Vec<String> {
+    /// Returns which of some nodes may be asked about a plugin, in an order that stays the same. `namespace`: for volumes of this one. `None`: of some
+    /// namespace.
+    pub fn hosts_of_plugin(
+        &self,
+        plugin: &str,
+        namespace: Option<&str>,
+        mut nodes: Vec<String>,
+    ) -> Vec<String> {
         let grants = &self.config.grants;
-        nodes.retain(|node| grants.allow_controller(&self.identity_of(node), None, plugin));
+        nodes.retain(|node| grants.allow_controller(&self.identity_of(node), namespace, plugin));
         nodes.sort();
         nodes
     }

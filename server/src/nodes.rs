@@ -7,7 +7,7 @@ use csi_proto::cluster::v1::{
     Accept, Attaches, Block, BlockAsk, Fence, FenceAsk, Machine, NodeChange, NodePage, NodeRow as Shown,
     NodeSession, PluginReport,
 };
-use csi_proto::identity::{Identity, is_member_name};
+use csi_proto::identity::{Identity, Role, is_member_name};
 use csid::error::shortened;
 use csid::{Error, Kind};
 use csid_etcd::{EtcdError, RowKey, Rows, Write, Written};
@@ -138,6 +138,10 @@ impl Cluster {
         }
         is_as_seen(node, &present, ask.revision)?;
         let fence = self.config.fence();
+        if caller.role == Role::Server && (fence.after.is_none() || fence.command.is_none()) {
+            // A reload has come since the node was looked at.
+            return Err(ServerError::denied("the configuration has no node fenced after a time any more"));
+        }
         let Some(command) = fence.command.as_ref().filter(|_| !ask.by_hand) else {
             return Ok(None);
         };

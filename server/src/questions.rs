@@ -48,7 +48,7 @@ impl Service {
             None => return Err(Error::invalid("this server does not know the question").into()),
         };
         self.cluster.presence.here()?;
-        let hosts = self.cluster.hosts_of_plugin(&ask.plugin, self.sessions.answering(&ask.plugin));
+        let hosts = self.cluster.hosts_of_plugin(&ask.plugin, None, self.sessions.answering(&ask.plugin));
         let host = hosts.first().ok_or_else(|| no_host(&ask.plugin))?;
         let call = about_plugin(&ask.plugin, method);
         let Answer { listed, available, .. } = self.question(caller, host, call, None).await?;
@@ -60,9 +60,15 @@ impl Service {
         Ok(InventoryPage { is: Some(is), node: host.clone() })
     }
 
-    /// Asks a plugin's controller for a page of its list.
-    pub(crate) async fn listed(&self, caller: &Identity, plugin: &str, list: ListExternal) -> Result<Listed> {
-        let hosts = self.cluster.hosts_of_plugin(plugin, self.sessions.answering(plugin));
+    /// Asks a plugin's controller for a page of its list. `namespace`: only a controller for its volumes. `None`: of some namespace.
+    pub(crate) async fn listed(
+        &self,
+        caller: &Identity,
+        plugin: &str,
+        list: ListExternal,
+        namespace: Option<&str>,
+    ) -> Result<Listed> {
+        let hosts = self.cluster.hosts_of_plugin(plugin, namespace, self.sessions.answering(plugin));
         let host = hosts.first().ok_or_else(|| no_host(plugin))?;
         let answer = self.question(caller, host, about_plugin(plugin, Method::List(list)), None).await?;
         answer.listed.ok_or_else(|| no_answer(host, None))

@@ -17,13 +17,12 @@ use csid::error::shortened;
 use csid::{Error, Kind};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Extensions, Request, Response, Status, Streaming};
 
 use crate::cluster::Cluster;
 use crate::drain::BETWEEN_REPORTS;
 use crate::drive::Driving;
 use crate::failure::{Result, ServerError};
-use crate::grants::May;
 use crate::join::{Joined, Joining};
 use crate::lists::Page;
 use crate::places::{HeldPlace, Kept, Places};
@@ -58,15 +57,13 @@ impl Calls for Service {
     ) -> Result<Response<Self::SessionStream>, Status> {
         let caller = self.cluster.caller(&request)?;
         self.cluster.require_node(&caller)?;
-        if !self.cluster.config.grants.allow_anywhere(&caller, May::Join) {
-            return Err(ServerError::denied(format!("{caller} has no grant for join")).into());
-        }
+        self.cluster.may_still_join(&caller, request.extensions())?;
         let place = self.places.enter(&caller, Kept::Session)?;
         self.places.hello(&caller)?;
         let (sender, receiver) = mpsc::channel(WAITING);
         let service = self.clone();
-        let incoming = request.into_inner();
-        tokio::spawn(async move { service.run(&caller, incoming, sender, place).await });
+        let (_, extensions, incoming) = request.into_parts();
+        tokio::spawn(async move { service.run(&caller, &extensions, incoming, sender, place).await });
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
 
@@ -200,6 +197,7 @@ impl Service {
     async fn run(
         &self,
         caller: &Identity,
+        extensions: &Extensions,
         mut incoming: Streaming<FromNode>,
         sender: mpsc::Sender<Outgoing>,
         place: HeldPlace,
@@ -221,7 +219,11 @@ impl Service {
         tracing::info!(node, version = hello.version, "a node has joined");
         // A node that has its Welcome may claim, so the session is entered first.
         let entered = self.sessions.enter(node, joining.revision, sender.clone(), welcome);
-        let end = self.serve(node, &hello.boot, &mut incoming, &sender, &joining, entered).await;
+        // A reload may have come since the call began. A later one finds the session.
+        let end = match self.cluster.may_still_join(caller, extensions) {
+            Ok(()) => self.serve(node, &hello.boot, &mut incoming, &sender, &joining, entered).await,
+            Err(error) => Some(error),
+        };
         match &end {
             Some(end) => tracing::info!(node, "a node's session has ended: {end}"),
             None => tracing::info!(node, "a node has ended its session"),

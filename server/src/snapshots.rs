@@ -38,7 +38,7 @@ impl Service {
             max: 1,
             ..ListExternal::default()
         };
-        let listed = self.listed(caller, &ask.plugin, list).await?;
+        let listed = self.listed(caller, &ask.plugin, list, None).await?;
         let Some(found) = listed.snapshots.into_iter().find(|found| found.id == ask.snapshot) else {
             return Ok(VolumeRow::default());
         };
@@ -129,6 +129,7 @@ impl Cluster {
                 _ = driven.changed() => {}
                 // Another server may call the controller.
                 changed = self.changed_elsewhere(name, record.revision) => changed?,
+                () = self.presence.left() => return Err(self.presence.cut_off()),
                 () = tokio::time::sleep_until(begun + CONTROLLER) => {}
             }
         }

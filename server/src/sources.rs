@@ -24,13 +24,14 @@ impl Service {
         self.cluster.presence.here()?;
         self.cluster.require_unblocked(caller).await?;
         // A creation that goes on has its source.
-        if self.cluster.registry.record(name.clone()).await?.registration.is_none() {
+        let is_new = self.cluster.registry.record(name.clone()).await?.registration.is_none();
+        if is_new {
             let source = self.find_source(caller, &name, &plugin, &new.spec).await?;
             if let Standing::Creating(creation) = &mut new.standing {
                 creation.source = source;
             }
         }
-        self.cluster.reach_creation(caller, &name, plugin, new).await
+        self.cluster.reach_creation(caller, &name, (plugin, new), is_new).await
     }
 
     /// Returns the plugin's ID of the volume to clone, after a check that the source may be used. `None`: the source is a snapshot.
@@ -79,7 +80,8 @@ impl Service {
             max: 1,
             ..ListExternal::default()
         };
-        let listed = self.listed(caller, plugin, list).await?;
+        // A controller of another namespace could call any snapshot the caller's.
+        let listed = self.listed(caller, plugin, list, Some(namespace)).await?;
         let found = listed.snapshots.into_iter().find(|found| found.id == snapshot);
         let is_of_own = match found {
             None => false,

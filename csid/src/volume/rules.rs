@@ -28,8 +28,8 @@ pub use crate::volume::model::paths::{name_at_plugin, snapshot_at_plugin};
 pub use crate::volume::transitions::{
     AfterCreation, begin_creation, begin_deletion, begin_snapshot, deletion_refused, doom, enter_created,
     enter_expanded, enter_snapshot, expanded_by_node, expansion_refused, falls_short, is_unfinished,
-    join_creation, not_created, owes, refuse_expanding, refuse_used, set_snapshot_unasked, set_unasked,
-    settle_owed, snapshot_deleted, snapshot_failed,
+    join_creation, not_created, owes, refuse_expanding, refuse_sourceless, refuse_used, set_snapshot_unasked,
+    set_unasked, settle_owed, snapshot_deleted, snapshot_failed,
 };
 
 /// The limit of a publish context in a cluster, in bytes. A plugin's longer answer is refused.
@@ -47,17 +47,6 @@ pub fn registered(record: &Record) -> Result<&Registration> {
     lifecycle::refuse_in_transition(record)?;
     let missing = || VolumeError::NotRegistered { name: record.name.clone() }.into();
     record.registration.as_ref().ok_or_else(missing)
-}
-
-/// Fails if the volume was created, and the plugin does not confirm that its data come from the source that was asked for.
-pub fn refuse_sourceless(record: &Record) -> Result<()> {
-    match record.registration.as_ref().map(|registration| &registration.standing) {
-        Some(Standing::Creating(creation)) if creation.sourceless => {
-            let (name, external_id) = (record.name.clone(), record.volume.handle.to_string());
-            Err(VolumeError::UnconfirmedSource { name, external_id }.into())
-        }
-        _ => Ok(()),
-    }
 }
 
 /// Changes a record to this registration, and returns the kind of the event. `None`: the record has it already.

@@ -108,6 +108,17 @@ pub fn enter_created(record: &mut Record, task: &VolumeKey, created: &Created) -
     Ok(AfterCreation::Registered)
 }
 
+/// Fails if the volume was created, and the plugin does not confirm that its data come from the source that was asked for.
+pub fn refuse_sourceless(record: &Record) -> Result<()> {
+    match record.registration.as_ref().map(|registration| &registration.standing) {
+        Some(Standing::Creating(creation)) if creation.sourceless => {
+            let (name, external_id) = (record.name.clone(), record.volume.handle.to_string());
+            Err(VolumeError::UnconfirmedSource { name, external_id }.into())
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Removes the row of a creation: the plugin has no such volume, or another row has it.
 pub fn not_created(record: &mut Record, task: &VolumeKey) {
     if is_asked_for_by(record, task) {

@@ -94,6 +94,10 @@ async fn revoked_certificate_is_of_no_use_after_a_reload() {
     let key = |file: &std::path::Path| format!("cluster = \"prod\"\ncrl = {file:?}");
     reload(&site, "cluster = \"prod\"", &key(&missing), NOT_TAKEN).await;
     list().await.unwrap();
+    // So does an empty one.
+    fs::write(&missing, "").unwrap();
+    take(&site, NOT_TAKEN).await;
+    list().await.unwrap();
     let crl = site.authority.revoke(&[&stolen]);
     reload(&site, &key(&missing), &key(&crl), TAKEN).await;
     let refused = list().await.unwrap_err();

@@ -23,9 +23,10 @@ use crate::volume::model::subject::Subject;
 use crate::volume::operation::orders::abandoned;
 use crate::volume::operation::request::CallTarget;
 use crate::volume::operation::running::Unfinished;
-use crate::volume::rules::refuse_sourceless;
 use crate::volume::seam::Site;
-use crate::volume::transitions::{AfterCreation, begin_creation, enter_created, join_creation, not_created};
+use crate::volume::transitions::{
+    AfterCreation, begin_creation, enter_created, join_creation, not_created, refuse_sourceless,
+};
 use crate::volume::waits::PluginWaits;
 
 impl<S: Site> Engine<'_, S> {
