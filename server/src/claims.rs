@@ -71,6 +71,13 @@ impl Cluster {
             match tried? {
                 Tried::Granted(granted) => return Ok(*granted),
                 Tried::Changed | Tried::Ended => tries += 1,
+                // A claim that an earlier try has written is there still, and so is its place in the queue.
+                Tried::Late => {
+                    return Err(match waits {
+                        Some(Found { in_queue: false, .. }) => not_yet(&wanted, None),
+                        _ => busy(&wanted.name),
+                    });
+                }
                 Tried::Waits { id, error, revision } => {
                     waits = Some(Found { id, in_queue: false });
                     if Instant::now() >= deadline {
@@ -310,8 +317,10 @@ impl Cluster {
         let trying = Arc::new(Trying::End(end.into()));
         let deadline = Instant::now() + CONTROLLER;
         for _ in 0..TRIES {
-            if let Tried::Ended = self.try_in_turn(&trying, deadline).await? {
-                return Ok(Accepted {});
+            match self.try_in_turn(&trying, deadline).await? {
+                Tried::Ended => return Ok(Accepted {}),
+                Tried::Late => break,
+                _ => {}
             }
         }
         Err(busy(trying.name()))

@@ -346,18 +346,19 @@ impl Cluster {
         })
     }
 
-    /// Returns whether all guards hold in etcd now. A row that has changed is forgotten.
-    pub async fn hold(&self, guards: &[Guard]) -> Result<bool> {
+    /// Returns a row of a guard that does not hold in etcd now, and forgets what it was. `Some(None)`: etcd gave no answer that decides. `None`: all
+    /// guards hold.
+    pub async fn broken(&self, guards: &[Guard]) -> Result<Option<Option<RowKey>>> {
         match self.rows.write(guards, Vec::new()).await? {
-            Written::Done { .. } => Ok(true),
+            Written::Done { .. } => Ok(None),
             Written::Refused(RowKey::Server(_)) => {
                 Err(ServerError::Unavailable("this server's row in etcd is gone".into()))
             }
             Written::Refused(key) => {
                 self.forget(&key);
-                Ok(false)
+                Ok(Some(Some(key)))
             }
-            Written::Unknown => Ok(false),
+            Written::Unknown => Ok(Some(None)),
         }
     }
 

@@ -27,7 +27,7 @@ use crate::cluster::{Cluster, meta_guard};
 use crate::failure::{Result, ServerError};
 use crate::queue;
 use crate::random;
-use crate::records::{Put, TRIES, busy};
+use crate::records::{Put, TRIES};
 use crate::tries::Tried;
 use crate::turns::{Line, Trying, WaitingTry};
 use crate::wanted::Awaits;
@@ -81,7 +81,7 @@ impl Cluster {
             }
             () = tokio::time::sleep_until(deadline) => {
                 if line.leave(what) {
-                    return Err(busy(what.name()));
+                    return Ok(Tried::Late);
                 }
             }
         }
@@ -111,7 +111,7 @@ impl Cluster {
         // A call whose time is over looks once.
         let mut has_deadlines = false;
         for _ in 0..TRIES {
-            part = still_waiting(name, part, has_deadlines);
+            part = still_waiting(part, has_deadlines);
             if part.is_empty() {
                 return None;
             }
@@ -139,7 +139,10 @@ impl Cluster {
                     end_all(again, || Ok(Tried::Changed));
                     changed.extend(keys);
                 }
-                Err(ServerError::Etcd(EtcdError::TooLarge { .. })) if part.len() > 1 => {
+                // It is too large, or the count of one node refuses: that node fails alone.
+                Err(ServerError::Etcd(EtcdError::TooLarge { .. }) | ServerError::Refused(_))
+                    if part.len() > 1 =>
+                {
                     let second = part.split_off(part.len() / 2);
                     return Some([second, part]);
                 }
@@ -149,7 +152,7 @@ impl Cluster {
                 }
             }
         }
-        end_all(part, || Err(busy(name)));
+        end_all(part, || Ok(Tried::Late));
         None
     }
 
@@ -183,6 +186,7 @@ impl Cluster {
             }));
         }
         let has_end = steps.iter().any(|step| matches!(step, Ok(Some(Awaits::End))));
+        let has_due = steps.iter().any(|step| matches!(step, Ok(Some(Awaits::Claim { is_due: true }))));
         let has_claim = steps.iter().any(|step| matches!(step, Ok(Some(Awaits::Claim { .. }))));
         let after = if after != record {
             let put = match has_claim || has_end {
@@ -191,7 +195,8 @@ impl Cluster {
             };
             match put {
                 Put::Done(after) => {
-                    if has_end {
+                    // A caller that has gone away does not wake the driver.
+                    if has_end || has_due {
                         self.wake(name);
                     }
                     *after
@@ -201,9 +206,9 @@ impl Cluster {
             }
         } else if is_listed {
             return Ok(Folded::Unwritten);
-        } else if has_claim && !self.hold(&guards).await? {
+        } else if has_claim && let Some(changed) = self.broken(&guards).await? {
             // Nothing is written. The rows are compared all the same: a fence or a recovery may have come since they were read.
-            return Ok(Folded::Refused(Vec::new()));
+            return Ok(changed.map_or(Folded::Stale(0), |key| Folded::Refused(vec![key])));
         } else {
             after
         };
@@ -236,13 +241,13 @@ impl Cluster {
 }
 
 /// Ends the tries whose callers have gone away, and those whose time is over if that counts. Nothing of them is written.
-fn still_waiting(name: &VolumeName, part: Vec<WaitingTry>, has_deadlines: bool) -> Vec<WaitingTry> {
+fn still_waiting(part: Vec<WaitingTry>, has_deadlines: bool) -> Vec<WaitingTry> {
     let now = Instant::now();
     let (waiting, late) = part
         .into_iter()
         .filter(|of| !of.outcome.is_closed())
         .partition(|of| !has_deadlines || of.deadline > now);
-    end_all(late, || Err(busy(name)));
+    end_all(late, || Ok(Tried::Late));
     waiting
 }
 

@@ -15,6 +15,8 @@ pub enum Tried {
     Ended,
     /// The record or a row has changed since it was read.
     Changed,
+    /// The time was over before the try had its turn, or the record has changed too often. Nothing of it is written.
+    Late,
     /// The claim is written. It waits for its controller.
     Waits {
         id: String,

@@ -121,14 +121,16 @@ impl Scene {
         let servers = (0..count).map(|n| Some(server::start(&double, &network, n))).collect();
         let servers: Servers = Arc::new(Mutex::new(servers));
         // Plugin p attaches its volumes, and q, which has the plain ones, does not.
+        let has_slow_plugin = is_broken == Some(Break::SlowPlugin);
         let volumes: Vec<String> = match dice.roll(6) {
+            0 | 3 if has_slow_plugin => vec!["data".into()],
             0 => vec!["plain".into()],
             1 => vec!["data".into(), "plain".into()],
             2 => vec!["shared".into()],
             3 => vec!["shared-plain".into()],
             _ => vec!["data".into()],
         };
-        let has_crowd = !is_single(&volumes[0]) && dice.once_in(4);
+        let has_crowd = !is_single(&volumes[0]) && dice.once_in(4) && !has_slow_plugin;
         let parts =
             || Parts { network: network.clone(), servers: servers.clone(), world: world.clone(), is_broken };
         let mut uses: Vec<(String, String)> =
