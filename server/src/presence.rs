@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   absent ── row written, own beat seen ──▶ present(ID) ── no beat seen for 10 s ──▶ absent ── a beat seen ──▶ present(ID)
-//!   present(ID) ── etcd has values of a version that this server does not know ──▶ closed ── it knows them again, a beat seen ──▶ present(ID)
 //!                                                       └── lease lost ──▶ absent, a new ID
+//!   present(ID) ── etcd has values of a version that this server does not know ──▶ closed ── it knows them again, a beat seen ──▶ present(ID)
 //! ```
 //!
 //! A lease says that a server is there. It never says what the server may do: each write compares the row.
@@ -48,7 +48,7 @@ impl Here {
 pub struct Presence {
     here: watch::Sender<Option<Here>>,
     lag: Arc<Mutex<Lag>>,
-    /// Why this server does not serve though it follows etcd. `None`: it serves.
+    /// Why this server does not serve though it follows etcd. `None`: it serves. Who needs both locks takes that of `here` first.
     closed: Arc<Mutex<Option<String>>>,
 }
 
@@ -88,11 +88,14 @@ impl Presence {
 
     /// Has this server serve nothing, for a reason, though it follows etcd. Its sessions end. `None`: it serves again from its next beat on.
     pub fn close(&self, why: Option<String>) {
-        let mut closed = self.closed_now();
-        if why.is_some() {
-            self.here.send_replace(None);
-        }
-        *closed = why;
+        self.here.send_if_modified(|present| {
+            let ends = why.is_some() && present.is_some();
+            if why.is_some() {
+                *present = None;
+            }
+            *self.closed_now() = why;
+            ends
+        });
     }
 
     /// Returns why this server does not serve though it follows etcd. `None`: it serves.
@@ -102,14 +105,13 @@ impl Presence {
 
     /// Notes that this server follows etcd.
     fn enter(&self, here: &Here) {
-        let closed = self.closed_now();
-        if closed.is_none() {
-            self.here.send_if_modified(|present| {
-                let is_new = present.as_ref() != Some(here);
+        self.here.send_if_modified(|present| {
+            let is_new = self.closed_now().is_none() && present.as_ref() != Some(here);
+            if is_new {
                 *present = Some(here.clone());
-                is_new
-            });
-        }
+            }
+            is_new
+        });
     }
 
     /// Returns how long the last beat has taken to come round, or for how long one has not.

@@ -355,23 +355,26 @@ fn reload(file: &Path, cluster: &Cluster, sessions: &Sessions) {
 
 /// Has this server serve only while it knows the version of the values in etcd, until the task is aborted.
 async fn follow_schema(cluster: Arc<Cluster>) {
+    let mut reported = None;
     loop {
         tokio::time::sleep(SCHEMA).await;
-        let was_closed = cluster.presence.closed();
-        // It closes the presence. Without etcd nothing is known, and the beats decide.
-        let is_known = cluster.meta_now().await.is_ok();
-        match (was_closed, cluster.presence.closed()) {
-            (None, Some(why)) => {
+        // Each read of the row closes the presence if the version is unknown. Without etcd nothing is known, and the beats decide.
+        if cluster.meta_now().await.is_ok() {
+            cluster.presence.close(None);
+        }
+        let closed = cluster.presence.closed();
+        match &closed {
+            why if *why == reported => {}
+            Some(why) => {
                 tracing::error!("this server serves nothing: {why}");
                 notify(NotifyState::Status(&format!("serves nothing: {why}")));
             }
-            (Some(_), Some(_)) if is_known => {
+            None => {
                 tracing::info!("this server knows the version of the values again, and serves");
-                cluster.presence.close(None);
                 notify(NotifyState::Status(SERVES));
             }
-            (None | Some(_), _) => {}
         }
+        reported = closed;
     }
 }
 

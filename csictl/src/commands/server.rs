@@ -94,7 +94,7 @@ async fn list(servers: &Servers) -> anyhow::Result<ServerRows> {
 
 /// Shows the whole cluster on one screen.
 pub async fn cluster_status(servers: &Servers, json: bool, tried: &mut Tried) -> anyhow::Result<()> {
-    tried.command = "server status";
+    tried.command = "cluster status";
     let ask = async |channel| Ok(AdminClient::new(channel).status(StatusAsk {}).await?.into_inner());
     let status = servers.call(None, ask).await?;
     let due = hints::attention(&status);

@@ -33,12 +33,11 @@ pub fn attention(status: &ClusterStatus) -> Vec<Due> {
     let knows = |row: &ServerRow, schema: u32| (row.schema_min..=row.schema_max).contains(&schema);
     for row in rows.servers.iter().filter(|row| !knows(row, rows.schema)) {
         let text = format!("it does not know values of version {}, and serves nothing", rows.schema);
-        found.push(due(
-            "server-too-old",
-            &row.name,
-            text,
-            "upgrade the package csid-server there".to_owned(),
-        ));
+        let (kind, next) = match row.schema_min > rows.schema {
+            true => ("server-too-new", "install the earlier package csid-server there"),
+            false => ("server-too-old", "upgrade the package csid-server there"),
+        };
+        found.push(due(kind, &row.name, text, next.to_owned()));
     }
     let newest = rows.servers.iter().map(|row| row.schema_max).max().unwrap_or_default();
     if newest > rows.schema {

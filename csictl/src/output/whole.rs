@@ -54,10 +54,12 @@ pub fn whole_cluster_json(status: &ClusterStatus, due: &[Due]) -> Value {
     value["owed"] = json!(status.owed);
     value["parked"] = json!(status.parked);
     value["queued"] = json!(status.queued);
+    // The server counts what it has found itself.
+    let of_csictl = due.len().saturating_sub(status.attention.len()) as u64;
     let due =
         due.iter().map(|of| json!({ "kind": of.kind, "name": of.name, "text": of.text, "do": of.next }));
     value["attention"] = due.collect();
-    value["attention-count"] = json!(status.attention_count);
+    value["attention-count"] = json!(status.attention_count + of_csictl);
     value
 }
 

@@ -1,6 +1,8 @@
 //! What a server says of a volume, as csid's Explain shows it. A server's text is cut, and no list of it is longer than its limit.
 
-use csi_proto::cluster::v1::{ClaimRow, Explanation, NodeExplained, WaitExplained};
+use csi_proto::cluster::v1::{
+    ClaimExplained, ClaimRow, Explanation, NodeExplained, QueueExplained, WaitExplained,
+};
 
 use crate::error::presentable;
 use crate::volume::servers::ServersExplanation;
@@ -14,14 +16,18 @@ const TEXT: usize = 256;
 pub(super) fn read_explanation(of: Explanation, own: &str) -> ServersExplanation {
     let mut read = ServersExplanation::default();
     let text = |wait: &WaitExplained| presentable(&wait.text, TEXT);
-    let mut own_wait = None;
+    let is_own = |claim: &&ClaimExplained| {
+        claim.claim.as_ref().and_then(|of| of.claim.as_ref()).is_some_and(|claim| claim.node == own)
+    };
+    let of_claim = of.claims.iter().filter(is_own).find_map(|of| of.wait.as_ref());
+    let is_own = |queued: &&QueueExplained| queued.entry.as_ref().is_some_and(|entry| entry.node == own);
+    let own_wait =
+        of_claim.or_else(|| of.queue.iter().filter(is_own).find_map(|of| of.wait.as_ref())).map(text);
     for of in of.claims.iter().take(ROWS) {
         let Some(claim) = of.claim.as_ref().and_then(|of| of.claim.as_ref()) else { continue };
         let name = name_of(&claim.node, &claim.consumer);
         let wait = of.wait.as_ref().map(text);
-        if claim.node == own {
-            own_wait = own_wait.or(wait.clone());
-        } else {
+        if claim.node != own {
             read.holders.push(name.clone());
             read.steps.push(format!("claim of {name}: {}", state(claim)));
         }
@@ -30,9 +36,6 @@ pub(super) fn read_explanation(of: Explanation, own: &str) -> ServersExplanation
     for of in of.queue.iter().take(ROWS) {
         let (Some(entry), Some(wait)) = (&of.entry, of.wait.as_ref().map(text)) else { continue };
         read.steps.push(format!("{} waits in the queue for {wait}", name_of(&entry.node, &entry.consumer)));
-        if entry.node == own {
-            own_wait = own_wait.or(Some(wait));
-        }
     }
     for at in of.attachments.iter().filter(|at| at.node != own).take(ROWS) {
         read.steps.push(format!("node {}: {}", presentable(&at.node, TEXT), presentable(&at.state, TEXT)));
