@@ -144,7 +144,8 @@ impl Scene {
         let nodes = 2 + dice.roll(2) as usize;
         let nodes: Vec<_> =
             (0..nodes).map(|n| Host::new(n, &format!("n{n}"), uses.clone(), parts())).collect();
-        let hosts = 1 + dice.roll(2) as usize;
+        // A takeover needs a second host.
+        let hosts = if has_slow_plugin { 2 } else { 1 + dice.roll(2) as usize };
         let first = nodes.len();
         let hosts: Vec<_> = (0..hosts)
             .map(|n| Host::new(first + n, &format!("c{}", first + n), Vec::new(), parts()))
@@ -187,8 +188,11 @@ impl Scene {
             .faults
             .store(if self.dice.once_in(4) { 0 } else { 8 + self.dice.roll(50) }, Ordering::Relaxed);
         // A host that is lost for longer than a call may run needs a long scene.
-        let is_long = self.is_broken == Some(Break::SlowPlugin) || self.dice.once_in(8);
-        let (least, most, pause) = if is_long { (20_000, 60_000, 6_000) } else { (5_000, 20_000, 2_000) };
+        let (least, most, pause) = match self.is_broken {
+            Some(Break::SlowPlugin) => (60_000, 240_000, 6_000),
+            _ if self.dice.once_in(8) => (20_000, 60_000, 6_000),
+            _ => (5_000, 20_000, 2_000),
+        };
         let end = Instant::now() + self.dice.time(least, most);
         let mut look = Instant::now() + LOOK;
         while Instant::now() < end && self.world.violation().is_none() {
@@ -208,7 +212,8 @@ impl Scene {
     /// Does one bad thing.
     fn break_something(&self) {
         let (dice, network) = (&self.dice, &self.network);
-        match dice.roll(14) {
+        let is_of_host = self.is_broken == Some(Break::SlowPlugin) && dice.once_in(3);
+        match if is_of_host { 6 } else { dice.roll(14) } {
             0 | 1 => self.kill_server(),
             2 | 3 => {
                 let (one, other) = self.pair();
