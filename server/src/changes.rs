@@ -157,7 +157,7 @@ impl Cluster {
                         _ = driven.changed() => {}
                         // Another server may call the controller.
                         changed = self.changed_elsewhere(name, revision) => changed?,
-                        () = self.presence.left() => return Err(self.presence.cut_off()),
+                        () = self.presence.stopped() => return Err(self.presence.cut_off()),
                         () = tokio::time::sleep_until(begun + CONTROLLER) => {}
                     }
                 }

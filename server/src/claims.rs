@@ -90,7 +90,7 @@ impl Cluster {
                         // Another server may call the controller.
                         changed = self.changed_elsewhere(&wanted.name, revision) => changed?,
                         // The next try fails, and the caller goes to another server.
-                        () = self.presence.left() => {}
+                        () = self.presence.stopped() => {}
                         () = tokio::time::sleep_until(deadline) => {}
                     }
                 }
@@ -105,7 +105,7 @@ impl Cluster {
                         biased;
                         _ = driven.changed() => {}
                         changed = self.changed_elsewhere(&wanted.name, revision) => changed?,
-                        () = self.presence.left() => {}
+                        () = self.presence.stopped() => {}
                         () = tokio::time::sleep_until(until) => {}
                     }
                 }
@@ -398,7 +398,7 @@ impl Cluster {
                 tokio::select! {
                     changed = self.changed_elsewhere(&name, record.revision) => changed,
                     // The same call joins the release at another server.
-                    () = self.presence.left() => Err(self.presence.cut_off()),
+                    () = self.presence.stopped() => Err(self.presence.cut_off()),
                 }
             };
             let Ok(changed) = tokio::time::timeout_at(deadline, changed).await else {

@@ -50,6 +50,8 @@ pub struct Presence {
     lag: Arc<Mutex<Lag>>,
     /// Why this server does not serve though it follows etcd. `None`: it serves. Who needs both locks takes that of `here` first.
     closed: Arc<Mutex<Option<String>>>,
+    /// Whether this server stops by an administrator's order.
+    stops: watch::Sender<bool>,
 }
 
 /// How far this server is behind etcd.
@@ -75,7 +77,8 @@ enum BeatError {
 
 impl Presence {
     pub fn new() -> Self {
-        Presence { here: watch::channel(None).0, lag: Arc::default(), closed: Arc::default() }
+        let (here, stops) = (watch::channel(None).0, watch::channel(false).0);
+        Presence { here, lag: Arc::default(), closed: Arc::default(), stops }
     }
 
     fn lag_now(&self) -> MutexGuard<'_, Lag> {
@@ -148,13 +151,20 @@ impl Presence {
         self.closed().map_or_else(ServerError::cut_off, ServerError::Unavailable)
     }
 
-    /// Waits until this server does not follow etcd, or stops.
-    pub async fn left(&self) {
+    /// Waits until this server stops by an administrator's order.
+    pub async fn stopped(&self) {
         // The sender lives as long as this.
-        let _ = self.subscribe().wait_for(Option::is_none).await;
+        let _ = self.stops.subscribe().wait_for(|stops| *stops).await;
     }
 
-    /// Says that this server stops. Returns its row, if it has one.
+    /// Ends what waits here, because this server stops by an administrator's order. Returns its row, if it has one.
+    pub fn stop(&self) -> Option<Here> {
+        let here = self.leave();
+        self.stops.send_replace(true);
+        here
+    }
+
+    /// Notes that this server does not follow etcd any more. Returns its row, if it had one.
     pub fn leave(&self) -> Option<Here> {
         self.here.send_replace(None)
     }

@@ -301,7 +301,7 @@ async fn run(config: Config, keys: Keys, file: &Path, schemas: Schemas) -> Resul
     // The task is over before this server says that it leaves.
     let _ = present.await;
     // Sessions end with the presence, and nodes go to another server. New calls are refused.
-    let here = cluster.presence.leave();
+    let here = cluster.presence.stop();
     drop(stop);
     let ended = tokio::time::timeout(LAST_CALLS, serving).await;
     if let Some(here) = here {

@@ -129,7 +129,7 @@ impl Cluster {
                 _ = driven.changed() => {}
                 // Another server may call the controller.
                 changed = self.changed_elsewhere(name, record.revision) => changed?,
-                () = self.presence.left() => return Err(self.presence.cut_off()),
+                () = self.presence.stopped() => return Err(self.presence.cut_off()),
                 () = tokio::time::sleep_until(begun + CONTROLLER) => {}
             }
         }
