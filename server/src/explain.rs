@@ -8,7 +8,7 @@ use csi_proto::cluster::v1::{
     WaitExplained,
 };
 use csi_proto::identity::{Identity, Role};
-use csid::store::registry::{Attachment, Claim, ClaimState, DrivenRpc, Driver, Queued, Record, Registry};
+use csid::store::registry::{Attachment, Claim, ClaimState, DrivenRpc, Driver, Queued, Record};
 use csid::store::rows::Leg;
 use csid::volume::rules::{self, ClaimRefusal};
 use csid_etcd::{ClaimInList, RowKey};
@@ -44,15 +44,7 @@ impl Named {
 impl Cluster {
     /// Explains a volume to a caller that sees its namespace.
     pub async fn explain(&self, caller: &Identity, ask: VolumeAsk) -> Result<Explanation> {
-        let name = rules::volume_name(&ask.namespace, &ask.volume)?;
-        self.require_sight(caller, &name.namespace)?;
-        self.presence.here()?;
-        self.require_unblocked(caller).await?;
-        let record = self.registry.record(name).await?;
-        if record.is_empty() {
-            // The error of a volume that is not registered.
-            rules::registered(&record)?;
-        }
+        let record = self.seen_record(caller, &ask).await?;
         self.while_here(self.explained(caller, &record)).await
     }
 

@@ -94,6 +94,11 @@ impl Cluster {
     }
 
     pub async fn volume(&self, caller: &Identity, ask: VolumeAsk) -> Result<VolumeRow> {
+        Ok(view::row(&self.seen_record(caller, &ask).await?, caller))
+    }
+
+    /// Reads the record of a volume for a caller that sees its namespace. Fails if there is none.
+    pub(crate) async fn seen_record(&self, caller: &Identity, ask: &VolumeAsk) -> Result<Record> {
         let name = rules::volume_name(&ask.namespace, &ask.volume)?;
         self.require_sight(caller, &name.namespace)?;
         self.presence.here()?;
@@ -103,7 +108,7 @@ impl Cluster {
             // The error of a volume that is not registered.
             rules::registered(&record)?;
         }
-        Ok(view::row(&record, caller))
+        Ok(record)
     }
 
     /// Ends a registration of the caller's own. A volume that is not registered is deregistered already.
