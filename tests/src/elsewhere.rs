@@ -122,6 +122,12 @@ impl Consumer {
         Self::after("slave", script, &[source.as_os_str(), lower.as_os_str(), target.as_os_str()])
     }
 
+    /// A container with file systems of its own at `place`, enough to get the lowest numbers that are free.
+    pub fn with_tmpfs(place: &Path) -> Self {
+        let script = r#"for i in 1 2 3 4 5 6 7 8; do mount -t tmpfs tmpfs "$1"; done"#;
+        Self::after("slave", script, &[place.as_os_str()])
+    }
+
     /// A service with `PrivateTmp=`: its namespace receives the host's mounts and unmounts, and it works in `directory`.
     pub fn working_in(directory: &Path) -> Self {
         Self::after("slave", r#"cd "$1""#, &[directory.as_os_str()])

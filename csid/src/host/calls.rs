@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 use crate::host::base::{Base, part_below};
 use crate::host::bind::{Bind, Restrict, Unbind};
 use crate::host::deadline::DEADLINE;
+use crate::host::ends::Ends;
 use crate::host::error::{self, HostError};
 use crate::host::held_live::{HeldLive, Lives};
 use crate::host::helper::{self, Helper, HelperRequest, Sifted, Tree, Unanswered};
@@ -48,6 +49,7 @@ pub struct Host {
     pub(super) own_table: Arc<table::OwnTable>,
     pub(super) known_mounts: Arc<KnownMounts>,
     pub(super) lives: Arc<Lives>,
+    pub(super) ends: Arc<Ends>,
 }
 
 impl Host {
@@ -59,6 +61,7 @@ impl Host {
             own_table: Arc::default(),
             known_mounts: Arc::default(),
             lives: Arc::default(),
+            ends: Arc::default(),
         }
     }
 
@@ -70,6 +73,7 @@ impl Host {
             own_table: Arc::default(),
             known_mounts: Arc::default(),
             lives: Arc::default(),
+            ends: Arc::default(),
         }
     }
 
@@ -423,7 +427,7 @@ impl Host {
         self.with_descriptor(plugin, request, None).await.map(|(answer, _)| answer)
     }
 
-    async fn with_descriptor<T: DeserializeOwned>(
+    pub(super) async fn with_descriptor<T: DeserializeOwned>(
         &self,
         plugin: &str,
         request: HelperRequest,

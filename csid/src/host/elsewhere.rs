@@ -8,6 +8,7 @@ use std::sync::Arc;
 use crate::host::calls::Host;
 use crate::host::copies::{Masters, Search, place_on};
 use crate::host::device::BlockDevice;
+use crate::host::ends::EndWatch;
 use crate::host::error::HostError;
 use crate::host::helper::HelperRequest;
 use crate::host::lookout::{LOOKS, PAUSE, search_failed};
@@ -146,6 +147,27 @@ impl Host {
             }
             looks += 1;
             tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    /// Watches for the ends of the file systems without a device whose roots are mounted at these paths. A path that cannot be watched
+    /// is left out.
+    pub async fn watch_ends(&self, plugin: &str, paths: &[&Path]) -> Vec<EndWatch> {
+        let (inotify, request) = match self.ends.request() {
+            Ok(made) => made,
+            Err(error) => {
+                tracing::debug!(%error, "csid cannot watch for the ends of file systems");
+                return Vec::new();
+            }
+        };
+        let paths = paths.iter().map(|path| path.to_path_buf()).collect();
+        let asked = HelperRequest::WatchEnds { paths };
+        match self.with_descriptor(plugin, asked, Some(inotify)).await {
+            Ok((found, _)) => request.answered(found),
+            Err(error) => {
+                tracing::debug!(plugin, %error, "the ends of a volume's file systems are not watched");
+                Vec::new()
+            }
         }
     }
 

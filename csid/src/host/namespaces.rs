@@ -98,6 +98,16 @@ impl Shown {
 }
 
 impl Shown {
+    /// Returns the number of the file system.
+    pub fn device(&self) -> u64 {
+        self.device
+    }
+
+    /// Returns whether it is a whole file system, and the kernel gives its number to another one once it has ended.
+    pub fn lends_its_number(&self) -> bool {
+        rustix::fs::major(self.device) == 0 && self.root == Path::new("/") && !self.is_node
+    }
+
     /// Returns whether a mount of csid's own namespace may be of the same file system although the number may be another one's by now:
     /// the kernel gives the number of an unmounted file system without a device to the next one.
     pub(super) fn is_of_source(&self, entry: &MountEntry) -> bool {

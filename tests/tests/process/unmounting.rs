@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use csid_client::{Client, Kind, MountOptions, Result, UnmountOptions};
 use csid_tests::ask::*;
+use csid_tests::elsewhere::Consumer;
+use csid_tests::kernel;
 use csid_tests::script::{Act, Rule};
 use csid_tests::world::{eventually, refusal, world};
 use rustix::mount::{MountFlags, UnmountFlags};
@@ -40,6 +42,36 @@ fn volume_remounted_by_its_plugin_is_unmounted() {
         drop(user);
         unmount(&client, "v", "job").await.unwrap();
         w.nothing_left(&client).await;
+    });
+}
+
+/// The kernel gives the number of a file system that has ended to the next one, such as a container's tmpfs.
+#[test]
+fn reused_number_elsewhere_is_no_use_of_the_volume() {
+    world(async |w| {
+        let client = running(w).await;
+        let place = w.path("container");
+        std::fs::create_dir(&place).unwrap();
+        // Another test may be the next to mount one.
+        for _round in 0..8 {
+            let published = private(&mounted(&client, "job", inline("v")).await);
+            rustix::mount::unmount(&published, UnmountFlags::empty()).unwrap();
+            rustix::mount::mount("tmpfs", &published, "tmpfs", MountFlags::empty(), None).unwrap();
+            let there = || kernel::mounts().unwrap().into_iter().find(|mount| mount.point == published);
+            let number = there().unwrap().device;
+            w.plugin("p").rules([Rule::once("NodeUnpublishVolume", Act::DelayAfter(1_000))]);
+            let container = async {
+                eventually("the plugin unmounts the volume", async || there().is_none()).await;
+                Consumer::with_tmpfs(&place)
+            };
+            let (unmounted, container) = tokio::join!(unmount(&client, "v", "job"), container);
+            let has_number = container.mounts().contains(&format!(" {number} / "));
+            unmounted.unwrap();
+            if has_number {
+                return w.nothing_left(&client).await;
+            }
+        }
+        panic!("no container got the number of the volume's file system");
     });
 }
 

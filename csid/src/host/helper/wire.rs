@@ -113,6 +113,11 @@ pub(in crate::host) enum HelperRequest {
     Holders {
         path: PathBuf,
     },
+    /// Watches file systems for their ends, by the inotify instance that comes with it. Its answer names each by its number, with
+    /// the watch.
+    WatchEnds {
+        paths: Vec<PathBuf>,
+    },
     /// Searches all mount namespaces. The questions are in the memory that comes with it, and the answers in that of the reply.
     Search,
     /// Closes the descriptor that comes with it.
@@ -166,6 +171,7 @@ impl HelperRequest {
             | HelperRequest::CheckTarget { target: path, .. }
             | HelperRequest::Resolve { directory: path }
             | HelperRequest::RemoveOrphan { path, .. } => vec![path],
+            HelperRequest::WatchEnds { paths } => paths.iter().map(PathBuf::as_path).collect(),
             // What holds up a removal is in another namespace. Calls at the path do not hang with it.
             HelperRequest::RemoveLeft { .. }
             | HelperRequest::IsHeld { .. }

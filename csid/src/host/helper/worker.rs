@@ -25,6 +25,7 @@ use serde::Serialize;
 use crate::host::base::Base;
 use crate::host::caller::WaitingCaller;
 use crate::host::device;
+use crate::host::ends;
 use crate::host::error::HostError;
 use crate::host::helper::memory;
 use crate::host::helper::slots::{Slots, WORKERS};
@@ -295,6 +296,9 @@ fn answer(request: HelperRequest, fd: Option<OwnedFd>, caller: WaitingCaller<'_>
         HelperRequest::Close => {
             drop(fd);
             plain(&Ok::<_, HostError>(()))
+        }
+        HelperRequest::WatchEnds { paths } => {
+            plain(&Ok::<_, HostError>(fd.map(|inotify| ends::watch(inotify, &paths)).unwrap_or_default()))
         }
         HelperRequest::Holders { path } => plain(&Ok::<_, HostError>(table::holders(&path))),
         // Never come here: one ends its worker, and `serve` answers the other.

@@ -8,7 +8,7 @@
 use std::path::Path;
 
 use crate::error::{Error, Result};
-use crate::host::{Backing, OwnMounts};
+use crate::host::{Backing, EndWatches, OwnMounts};
 use crate::store::rows::{Leg, MountRow};
 use crate::volume::errors::mount::MountError;
 use crate::volume::executor::Executor;
@@ -39,7 +39,10 @@ impl Executor<'_> {
             false => None,
         };
         match there {
-            there if is_first => backing = backing.restaged(there.unwrap_or_default()),
+            there if is_first => {
+                backing = backing.restaged(there.unwrap_or_default());
+                *self.rows.ends_mut() = EndWatches::default();
+            }
             Some(there) => backing.note_before(there),
             None => return Ok(()),
         }

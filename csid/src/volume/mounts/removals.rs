@@ -187,16 +187,19 @@ impl EffectContext<'_> {
     /// since Unmount probed.
     async fn refuse_while_elsewhere(&self, backing: &Backing, outcome: Outcome) -> Result<(), EffectFailure> {
         // What appears since is found after the unstage. The row, the claim and the attachment stay until it is gone.
-        let has_just_searched = outcome == Outcome::NotSent
-            && self.searched.is_some_and(|searched| searched.covers(&backing.shown));
         if self.is_unsearched() {
             return Ok(());
         }
+        // Nothing shows a file system that has ended. Its number may be another one's by now.
+        let mut shown = backing.shown.clone();
+        shown.retain(|shown| !self.ends.have_ended(shown.device()));
+        let has_just_searched =
+            outcome == Outcome::NotSent && self.searched.is_some_and(|searched| searched.covers(&shown));
         let failed = |failure: EffectFailure| EffectFailure { outcome, ..failure };
         let consumer = &self.mount.key.consumer;
-        if backing.knows_own() && !backing.shown.is_empty() {
+        if backing.knows_own() && !shown.is_empty() {
             let mounts = self.shared.own_mounts(self.volume).await.map_err(|error| failed(error.into()))?;
-            let found = backing.foreign(self.shared.mounted_here(self.volume, &mounts, &backing.shown));
+            let found = backing.foreign(self.shared.mounted_here(self.volume, &mounts, &shown));
             if !found.is_empty() {
                 let at = found.iter().map(|mount| mount.path().to_owned()).collect();
                 return Err(EffectFailure::held(outcome, MountError::StillBoundHere { at }.into()));
@@ -205,7 +208,7 @@ impl EffectContext<'_> {
         if has_just_searched {
             return Ok(());
         }
-        let found = self.host.copies_elsewhere(&backing.shown, &self.processes).await;
+        let found = self.host.copies_elsewhere(&shown, &self.processes).await;
         let found = found.map_err(|error| failed(error.into()))?;
         if found.is_empty() {
             return Ok(());

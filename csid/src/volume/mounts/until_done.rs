@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::backoff::Backoff;
 use crate::error::{Error, Kind, Result, Step};
 use crate::fault;
+use crate::host::Shown;
 use crate::plugin::HeldDirectories;
 use crate::store::Durability;
 use crate::store::event_kind::EventKind;
@@ -264,6 +265,10 @@ impl Executor<'_> {
         };
         // If the mounts are gone, only their device number is known.
         backing.join(mounts.backing(&own, is_block, mount.device));
+        if backing.shown.iter().any(Shown::lends_its_number) {
+            let watches = self.shared.host.watch_ends(&mount.volume.plugin, &own).await;
+            self.rows.ends_mut().add(watches);
+        }
         self.set_known(&backing).map_err(EffectFailure::nothing_done)
     }
 
@@ -318,6 +323,7 @@ impl Executor<'_> {
             from: effect.from,
             force: self.force,
             searched: self.searched.as_ref(),
+            ends: self.rows.ends(),
         };
         let mut signals = self.operation.signals.clone();
         let is_bind = effect.action == Action::Bind;

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
+use crate::host::EndWatches;
 use crate::store::rows::{MountKey, MountRow, NewEvent};
 use crate::store::{Change, Durability, Store, Syncing};
 use crate::volume::model::admission::Refusal;
@@ -25,6 +26,8 @@ pub(in crate::volume) struct JournaledVolume {
     durable: Option<DurableRows>,
     /// Unfinished releases of claims of this node, and unfinished controller calls. The registry has their records.
     unfinished: BTreeMap<Subject, Unfinished>,
+    /// Watches of the file systems that the volume's mounts have shown since it was staged.
+    ends: EndWatches,
 }
 
 struct DurableRows {
@@ -46,6 +49,7 @@ impl JournaledVolume {
             writing: None,
             durable: None,
             unfinished: BTreeMap::new(),
+            ends: EndWatches::default(),
         }
     }
 
@@ -94,6 +98,14 @@ impl JournaledVolume {
     /// Sets the backing of the volume's mounts, as JSON of `host::Backing`. `None`: it is not known. The next intent writes it.
     pub(in crate::volume) fn set_backing(&mut self, backing: Option<String>) {
         self.now.row.backing = backing;
+    }
+
+    pub(in crate::volume) fn ends(&self) -> &EndWatches {
+        &self.ends
+    }
+
+    pub(in crate::volume) fn ends_mut(&mut self) -> &mut EndWatches {
+        &mut self.ends
     }
 
     /// Sets the staging path of a volume that is not staged.
