@@ -7,6 +7,7 @@
 pub mod ask;
 pub mod automount;
 pub mod backend;
+pub mod clock;
 pub mod dbus;
 pub mod dice;
 pub mod elsewhere;

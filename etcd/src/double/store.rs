@@ -118,6 +118,7 @@ impl Store {
                     mod_revision: version.revision,
                     version: version.version,
                     value: version.value.clone()?,
+                    lease: version.lease,
                 })
             })
             .collect();
@@ -235,6 +236,7 @@ impl Store {
             mod_revision: revision,
             version,
             value: put.value.clone(),
+            lease: put.lease,
         };
         Event { r#type: EventType::Put.into(), kv: Some(kv) }
     }

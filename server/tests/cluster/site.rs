@@ -123,6 +123,8 @@ pub struct Site {
     pub servers: Vec<Program>,
     /// HOST:PORT of each server.
     pub addresses: Vec<String>,
+    /// What servers have in their environment from their next start on, by their places.
+    pub environments: Vec<Vec<(&'static str, PathBuf)>>,
     directory: TempDir,
 }
 
@@ -289,6 +291,7 @@ impl Site {
             authority,
             servers: Vec::new(),
             addresses: addresses.iter().map(SocketAddr::to_string).collect(),
+            environments: Vec::new(),
             directory,
         };
         for (n, address) in addresses.iter().enumerate() {
@@ -346,7 +349,14 @@ impl Site {
     pub fn start_server_of(&self, program: &Path, n: usize) -> Program {
         let (config, keys) = (self.path(&format!("s{n}.toml")), self.path(&format!("s{n}")));
         let arguments = ["--config", config.to_str().unwrap(), "--credentials", keys.to_str().unwrap()];
-        Program::start(program, &arguments, &[], self.path(&format!("s{n}.log")))
+        let environment: Vec<(&str, &Path)> = self
+            .environments
+            .get(n)
+            .into_iter()
+            .flatten()
+            .map(|(key, value)| (*key, value.as_path()))
+            .collect();
+        Program::start(program, &arguments, &environment, self.path(&format!("s{n}.log")))
     }
 
     /// Issues the certificate of a client of the cluster.

@@ -6,7 +6,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use csid_etcd::api::kv_client::KvClient;
-use csid_etcd::api::{CompactionRequest, RangeRequest};
+use csid_etcd::api::lease_client::LeaseClient;
+use csid_etcd::api::{CompactionRequest, KeyValue, LeaseRevokeRequest, RangeRequest};
 use csid_tests::dice::Dice;
 use csid_tests::world::eventually;
 use rustix::thread::{UnshareFlags, unshare_unsafe};
@@ -17,10 +18,16 @@ use crate::history::{History, Line, Outcome};
 use crate::host::{Host, Order};
 use crate::load::{Shared, VOLUMES};
 use crate::site::Site;
-use crate::stopped;
+use crate::{Run, stopped};
 
 /// The number of the reader among the clients.
 const READER: u32 = 1;
+/// A long stop. The server regards a host as away meanwhile, and etcd a server as gone.
+const LONG: Duration = Duration::from_secs(30);
+/// By how many seconds a clock is moved.
+const MOVES: [i64; 4] = [-3600, -40, 40, 3600];
+/// csid is killed at one of so many edges that it passes next.
+const EDGES: u64 = 60;
 /// How long after a fault a gap of claims may begin, in microseconds.
 const AFTER: i64 = 5_000_000;
 
@@ -39,9 +46,13 @@ enum Fault {
     CutServersFromEtcd,
     Compact,
     RemoveServerRow,
+    RevokeLease,
+    KillCsidAtEdge,
+    MoveClockOfHost,
+    MoveClockOfServer,
 }
 
-const ALL: [Fault; 13] = [
+const ALL: [Fault; 17] = [
     Fault::KillCsid,
     Fault::KillLeader,
     Fault::KillServer,
@@ -55,6 +66,10 @@ const ALL: [Fault; 13] = [
     Fault::CutServersFromEtcd,
     Fault::Compact,
     Fault::RemoveServerRow,
+    Fault::RevokeLease,
+    Fault::KillCsidAtEdge,
+    Fault::MoveClockOfHost,
+    Fault::MoveClockOfServer,
 ];
 
 impl Fault {
@@ -73,6 +88,10 @@ impl Fault {
             Fault::CutServersFromEtcd => "cut servers from etcd",
             Fault::Compact => "compact etcd",
             Fault::RemoveServerRow => "remove server's row",
+            Fault::RevokeLease => "revoke server's lease",
+            Fault::KillCsidAtEdge => "kill csid at an edge",
+            Fault::MoveClockOfHost => "move host's clock",
+            Fault::MoveClockOfServer => "move server's clock",
         }
     }
 }
@@ -82,15 +101,18 @@ pub struct Faults {
     /// The faults of this round that are still to come: each kind once in a round.
     round: Vec<Fault>,
     counts: BTreeMap<Fault, usize>,
+    /// Whether half of the stops are long.
+    has_long_stops: bool,
 }
 
 impl Faults {
     pub fn new(seed: u64) -> Faults {
-        Faults { dice: Dice::new(seed, 0), round: Vec::new(), counts: BTreeMap::new() }
+        let has_long_stops = std::env::var_os("CSID_LONG_STOPS").is_some();
+        Faults { dice: Dice::new(seed, 0), round: Vec::new(), counts: BTreeMap::new(), has_long_stops }
     }
 
     /// Makes one fault, and ends it.
-    pub async fn next(&mut self, site: &mut Site, hosts: &mut [Host], shared: &Shared) {
+    pub async fn next(&mut self, Run { site, clocks, hosts, shared, .. }: &mut Run) {
         if self.round.is_empty() {
             self.round = ALL.to_vec();
             self.dice.shuffle(&mut self.round);
@@ -101,6 +123,8 @@ impl Faults {
         let server = self.dice.below(site.servers.len() as u64) as usize;
         tokio::time::sleep(Duration::from_millis(500 + self.dice.below(1500))).await;
         let way = self.dice.of(&[Way::Both, Way::Requests, Way::Answers]);
+        let stop = if self.has_long_stops && self.dice.below(2) == 0 { LONG } else { time };
+        let seconds = self.dice.of(&MOVES);
         println!(
             "{:8.3} s: {} (host n{}, server s{server}, {way:?})",
             shared.history.now() as f64 / 1e6,
@@ -116,7 +140,7 @@ impl Faults {
             }
             Fault::StopCsid => {
                 begin();
-                order(&hosts[host], Order::Stop(time)).await;
+                order(&hosts[host], Order::Stop(stop)).await;
             }
             Fault::KillLink => {
                 begin();
@@ -126,7 +150,7 @@ impl Faults {
             }
             Fault::StopLink => {
                 begin();
-                stopped(|signal| hosts[host].node.link.signal(signal), time).await;
+                stopped(|signal| hosts[host].node.link.signal(signal), stop).await;
             }
             Fault::KillServer => {
                 begin();
@@ -136,7 +160,7 @@ impl Faults {
             }
             Fault::StopServer => {
                 begin();
-                stopped(|signal| site.servers[server].signal(signal), time).await;
+                stopped(|signal| site.servers[server].signal(signal), stop).await;
             }
             Fault::KillLeader => {
                 let leader = site.etcd.leader().await;
@@ -148,7 +172,7 @@ impl Faults {
             Fault::StopMember => {
                 let member = self.dice.below(site.etcd.members.len() as u64) as usize;
                 begin();
-                stopped(|signal| site.etcd.members[member].signal(signal), time).await;
+                stopped(|signal| site.etcd.members[member].signal(signal), stop).await;
             }
             Fault::CutServer => {
                 let address: SocketAddr = site.addresses[server].parse().expect("an address");
@@ -179,6 +203,27 @@ impl Faults {
                 let row = &rows[self.dice.below(rows.len() as u64) as usize];
                 raw.delete(&row.key).await;
             }
+            Fault::RevokeLease => {
+                begin();
+                let rows = site.raw().await.below("/csid/v1/server/").await;
+                let row = &rows[self.dice.below(rows.len() as u64) as usize];
+                revoke(site, row.lease).await;
+            }
+            Fault::KillCsidAtEdge => {
+                let number = 1 + self.dice.below(EDGES);
+                begin();
+                order(&hosts[host], Order::KillAtEdge(number)).await;
+            }
+            Fault::MoveClockOfHost => {
+                begin();
+                order(&hosts[host], Order::MoveClock(seconds, time)).await;
+            }
+            Fault::MoveClockOfServer => {
+                begin();
+                clocks[server].move_by(seconds);
+                tokio::time::sleep(time).await;
+                clocks[server].move_by(0);
+            }
         }
         println!("{:8.3} s: ended", shared.history.now() as f64 / 1e6);
     }
@@ -195,15 +240,6 @@ impl Faults {
             let line = Line { call, client, volume, start, end, outcome, holders, ..Line::default() };
             shared.history.write(&line);
         }
-    }
-
-    /// Returns the holders of each volume in etcd.
-    pub async fn holders(&self, site: &Site) -> Vec<(&'static str, Vec<String>)> {
-        let mut all = Vec::new();
-        for (volume, _) in VOLUMES {
-            all.push((volume, holders(site, volume).await));
-        }
-        all
     }
 
     /// Says how often each fault was made, and the longest gaps of claims.
@@ -280,6 +316,23 @@ async fn compact(site: &Site) {
     let answer = kv.range(range).await.expect("a read").into_inner();
     let revision = answer.header.expect("a header").revision;
     kv.compact(CompactionRequest { revision, physical: false }).await.expect("a compaction");
+}
+
+/// Ends a lease, and with it the rows that have it.
+async fn revoke(site: &Site, id: i64) {
+    let endpoint = Endpoint::from_shared(site.etcd.endpoints().remove(0)).expect("an endpoint");
+    let mut leases = LeaseClient::new(endpoint.connect().await.expect("etcd"));
+    leases.lease_revoke(LeaseRevokeRequest { id }).await.expect("the lease is there");
+}
+
+/// Returns the records of all claims in etcd, with their keys.
+pub async fn claims(site: &Site) -> Vec<String> {
+    let mut rows = site.raw().await.below("/csid/v1/vol/default/").await;
+    rows.retain(|row| String::from_utf8_lossy(&row.key).contains("/claim/"));
+    let text = |row: KeyValue| {
+        format!("{} = {}", String::from_utf8_lossy(&row.key), String::from_utf8_lossy(&row.value))
+    };
+    rows.into_iter().map(text).collect()
 }
 
 /// Has a host carry out an order.

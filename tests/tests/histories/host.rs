@@ -6,6 +6,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use csid_tests::ask::healthy;
+use csid_tests::clock::Clock;
+use csid_tests::fault::Fault;
 use csid_tests::world::{World, eventually};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
@@ -29,8 +31,12 @@ pub struct Host {
 pub enum Order {
     /// csid is killed, and started again.
     Kill,
+    /// csid ends at one of the edges that it passes next, and is started again. The number says at which.
+    KillAtEdge(u64),
     /// csid is stopped for a time.
     Stop(Duration),
+    /// csid's clock is so many seconds ahead for a time.
+    MoveClock(i64, Duration),
 }
 
 /// Runs a host until no orders come any more. Then its clients let all volumes go, and nothing is left.
@@ -41,6 +47,11 @@ pub async fn host(
     shared: Arc<Shared>,
     mut orders: UnboundedReceiver<(Order, oneshot::Sender<()>)>,
 ) {
+    let fault = Fault::of(w);
+    let clock = Clock::new(&w.path("clock"));
+    for (key, value) in clock.environment() {
+        w.environment.insert(key.to_owned(), value.display().to_string());
+    }
     w.add_plugin_and("p", &[], "").await;
     w.configure(&format!("node = {name:?}\n[cluster]\nname = \"prod\"\nlink = {link:?}\n"));
     let own = w.start().await;
@@ -55,6 +66,17 @@ pub async fn host(
             Order::Kill => {
                 w.kill();
                 assert!(w.launch(&[]).await, "csid does not start");
+            }
+            Order::KillAtEdge(number) => {
+                fault.arm(&format!("any:{number}"));
+                eventually("csid ends at an edge", async || w.dead()).await;
+                println!("           {name}: csid was killed at {}", fault.disarm());
+                assert!(w.launch(&[]).await, "csid does not start");
+            }
+            Order::MoveClock(seconds, time) => {
+                clock.move_by(seconds);
+                tokio::time::sleep(time).await;
+                clock.move_by(0);
             }
             Order::Stop(time) => {
                 let csid = Pid::from_raw(w.csid_pid().cast_signed()).expect("a pid");
@@ -72,6 +94,11 @@ pub async fn host(
     joined(w).await;
     let own = w.client().await;
     w.nothing_left(&own).await;
+    // csid ends with this host, and would owe the servers the rest for ever.
+    eventually("csid owes the servers nothing", async || {
+        own.cluster().await.is_ok_and(|cluster| cluster.owed == 0)
+    })
+    .await;
 }
 
 async fn joined(w: &World) {

@@ -20,6 +20,8 @@ pub const SINGLE: &str = "single-node-writer";
 /// How long a call may take: csid's deadline, and how long a client waits for an answer.
 const DEADLINE: Duration = Duration::from_secs(4);
 const ANSWER: Duration = Duration::from_secs(8);
+/// The longest pause of a client before it tries again to let a volume go.
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// How long a client tries to let a volume go.
 const REST: Duration = Duration::from_secs(150);
 
@@ -80,12 +82,15 @@ pub async fn client(shared: Arc<Shared>, node: String, number: u32, socket: Path
                 tokio::time::sleep(Duration::from_millis(held)).await;
             }
             let begun = Instant::now();
+            let mut pause = Duration::from_millis(100);
             while caller.call(leave, volume, mode == SINGLE).await != Outcome::Ok {
                 if shared.is_broken.load(Ordering::SeqCst) {
                     return;
                 }
                 assert!(begun.elapsed() < REST, "{} did not let {volume} go", caller.who);
-                tokio::time::sleep(Duration::from_millis(100)).await;
+                // Each call whose outcome is not known doubles what the checker has to search.
+                tokio::time::sleep(pause).await;
+                pause = (2 * pause).min(LONGEST_PAUSE);
             }
         }
         tokio::time::sleep(Duration::from_millis(30 + dice.below(120))).await;

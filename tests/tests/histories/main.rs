@@ -23,12 +23,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use csid_tests::clock::Clock;
 use csid_tests::dice::Dice;
 use csid_tests::world::{World, eventually, within_time, world};
 use rustix::process::Signal;
 use tokio::sync::mpsc::unbounded_channel;
 
-use crate::faults::{Faults, own_network};
+use crate::faults::{Faults, claims, own_network};
 use crate::history::{History, Line};
 use crate::host::{Host, host};
 use crate::load::{Shared, VOLUMES};
@@ -41,6 +42,8 @@ const FAULTS: usize = 20;
 
 /// How long a client has a volume at most.
 const HELD: Duration = Duration::from_millis(150);
+/// How long the servers may take to have no claim of hosts that are at rest.
+const SOON: Duration = Duration::from_secs(60);
 /// How long a host may take to come to rest.
 const REST: Duration = Duration::from_secs(160);
 
@@ -70,6 +73,8 @@ struct Run {
     seed: u64,
     checker: PathBuf,
     site: Site,
+    /// The clocks of the servers.
+    clocks: Vec<Clock>,
     shared: Arc<Shared>,
     hosts: Vec<Host>,
     /// The fault that each csid has on purpose. Empty: none.
@@ -82,13 +87,19 @@ impl Run {
         let checker = w.path("checker");
         assert!(go(&["build", "-o", checker.to_str().unwrap(), "."]));
         own_network();
-        let site = Site::start_on(3, servers, "").await;
+        let mut site = Site::start_on(3, servers, "").await;
+        let clocks: Vec<_> = (0..servers).map(|n| Clock::new(&w.path(&format!("clock-s{n}")))).collect();
+        site.environments = clocks.iter().map(|clock| clock.environment().to_vec()).collect();
+        for n in 0..servers {
+            site.servers[n].kill();
+            site.servers[n] = site.start_server(n);
+        }
         for (volume, mode) in VOLUMES {
             site.register(volume, mode).await;
         }
         let history = Arc::new(History::create(&w.path("history.jsonl")));
         let shared = Arc::new(Shared::new(history, seed, held));
-        Run { seed, checker, site, shared, hosts: Vec::new(), csid_break: "" }
+        Run { seed, checker, site, clocks, shared, hosts: Vec::new(), csid_break: "" }
     }
 
     /// Starts hosts until there are so many. Waits until all of them run, and claims were granted.
@@ -126,10 +137,20 @@ impl Run {
                 panic!("{name} failed");
             }
         }
-        eventually("the servers have no claim", async || {
-            faults.holders(&self.site).await.iter().all(|(_, of)| of.is_empty())
-        })
-        .await;
+        let mut left = Vec::new();
+        let is_empty = tokio::time::timeout(SOON, async {
+            loop {
+                left = claims(&self.site).await;
+                if left.is_empty() {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        });
+        if is_empty.await.is_err() {
+            keep(&self.shared.history.path, self.seed);
+            panic!("in {SOON:?} the servers still have these claims of hosts at rest: {left:#?}");
+        }
         println!("at rest {:.1} s after the last fault", ended.elapsed().as_secs_f64());
         let history = &self.shared.history;
         history.write(&Line::event("rest", history.now()));
@@ -161,7 +182,7 @@ fn cluster_with_faults_is_linearizable() {
         }
         println!("{} hosts after {:.1} s", HOSTS[1], begun.elapsed().as_secs_f64());
         for _ in 0..count {
-            faults.next(&mut run.site, &mut run.hosts, &run.shared).await;
+            faults.next(&mut run).await;
             faults.read(&run.site, &run.shared).await;
         }
         run.rest(&faults).await;
