@@ -52,7 +52,7 @@ pub const CURVES: [(&str, Of, [usize; 3]); 5] = [
     ("bound units", Of::Units, [1, 100, 1_000]),
 ];
 
-pub const CALLS: [&str; 3] = ["claim", "mount", "list"];
+pub const CALLS: [&str; 4] = ["claim", "mount", "unmount", "list"];
 
 /// One csid with so many of something.
 struct World {
@@ -232,6 +232,7 @@ impl World {
             let cost = match call {
                 "claim" => self.claim_once(one).await?,
                 "mount" => self.mount_once(one).await?,
+                "unmount" => self.unmount_once().await?,
                 _ => self.list_once(one).await?,
             };
             costs.push(cost.as_nanos() as f64 / 1000.0);
@@ -260,6 +261,14 @@ impl World {
         let took = begun.elapsed();
         self.client.unmount(NAMESPACE, MEASURED, consumer, UnmountOptions::default()).await?;
         Ok(took)
+    }
+
+    async fn unmount_once(&self) -> Result<Duration> {
+        let consumer = self.consumer();
+        self.client.mount(NAMESPACE, MEASURED, consumer, MountOptions::default()).await?;
+        let begun = Instant::now();
+        self.client.unmount(NAMESPACE, MEASURED, consumer, UnmountOptions::default()).await?;
+        Ok(begun.elapsed())
     }
 
     async fn list_once(&self, begun: Instant) -> Result<Duration> {
