@@ -1,6 +1,6 @@
 //! Calls about mounts of a volume in csid's own and in other mount namespaces.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,19 +13,24 @@ use crate::host::error::HostError;
 use crate::host::helper::HelperRequest;
 use crate::host::lookout::{LOOKS, PAUSE, search_failed};
 use crate::host::namespaces::{Backing, Holder, MountElsewhere, NAMED, PlacedMount, Question, Shown, Sought};
-use crate::host::own_mounts::OwnPaths;
+use crate::host::own_paths::OwnPaths;
 use crate::host::process_tables::described;
 use crate::host::table::{MountEntry, blocking};
 
 /// The mounts of csid's own namespace at one moment, or those that may concern one volume.
-pub struct OwnMounts(Arc<Vec<MountEntry>>);
+pub struct OwnMounts {
+    mounts: Arc<Vec<MountEntry>>,
+    /// Whether they are all mounts. Otherwise they are of one volume, and csid's or the plugin's. One mount at the paths of rows that
+    /// nobody asked about is there for each directory that such mounts show.
+    are_all: bool,
+}
 
 impl OwnMounts {
     /// Returns what is mounted at these paths, and the block device below it. A path where nothing is mounted adds nothing.
     /// `is_block`: they are nodes of a block device, and `number` is its number. Else `number` is the one that the mounts had, for where
     /// none is there any more. `None`: it is not known yet.
     pub fn backing(&self, paths: &[&Path], is_block: bool, number: Option<u64>) -> Backing {
-        let shown = self.shown_at(&paths.iter().map(|path| path.as_os_str()).collect(), is_block);
+        let shown = self.shown_at(|path| paths.iter().any(|own| own.as_os_str() == path), is_block);
         let (node, had) = if is_block { (number, None) } else { (None, number) };
         // A directory of a file system is not all that its device is used for.
         let is_whole = |number: &u64| {
@@ -39,10 +44,22 @@ impl OwnMounts {
         Backing { shown, device, is_remembered, ..Backing::default() }
     }
 
+    fn all(mounts: Arc<Vec<MountEntry>>) -> Self {
+        OwnMounts { mounts, are_all: true }
+    }
+
+    /// Returns what the mounts at the paths of the volume's rows show.
+    pub fn shown(&self, paths: &OwnPaths<'_>) -> Vec<Shown> {
+        match self.are_all {
+            true => self.shown_at(|path| paths.sorted().contains(path), paths.are_nodes),
+            false => self.shown_at(|path| paths.have_exactly(path), paths.are_nodes),
+        }
+    }
+
     /// Returns what the mounts at these paths show. `is_node`: the nodes of a block device.
-    pub fn shown_at(&self, paths: &BTreeSet<&OsStr>, is_node: bool) -> Vec<Shown> {
+    fn shown_at(&self, is_at: impl Fn(&OsStr) -> bool, is_node: bool) -> Vec<Shown> {
         let mut shown: Vec<Shown> = Vec::new();
-        for entry in self.0.iter().filter(|entry| paths.contains(entry.path.as_os_str())) {
+        for entry in self.mounts.iter().filter(|entry| is_at(entry.path.as_os_str())) {
             let is_known = |own: &Shown| {
                 own.device == entry.device && own.root == entry.root && own.fs_type == entry.fs_type
             };
@@ -58,18 +75,24 @@ impl OwnMounts {
     /// Returns the mounts of what is `shown`, or of something in it, at other paths than these. A mount that goes along with the
     /// unmount of one of the paths is left out, as in other namespaces.
     pub fn foreign(&self, shown: &[Shown], paths: &OwnPaths<'_>) -> Vec<PlacedMount> {
-        let at_own = self.0.iter().filter(|entry| paths.exact.contains(entry.path.as_os_str()));
+        if !self.are_all {
+            return Vec::new();
+        }
+        let all = &self.mounts;
+        let exact = paths.sorted();
+        let at_own = all.iter().filter(|entry| exact.contains(entry.path.as_os_str()));
         let there: HashSet<u64> = at_own.map(|entry| entry.device).collect();
         // Once the volume's own mounts are gone, its number may be another file system's.
         let shows = |shown: &Shown, entry: &MountEntry| {
             shown.is_shown_by(entry) && (there.contains(&entry.device) || shown.is_of_source(entry))
         };
         let is_foreign = |entry: &&MountEntry| {
-            shown.iter().any(|shown| shows(shown, entry)) && !paths.have(entry.path.as_os_str())
+            let path = entry.path.as_os_str();
+            shown.iter().any(|shown| shows(shown, entry)) && !exact.contains(path) && !paths.have_above(path)
         };
-        let mut found: Vec<&MountEntry> = self.0.iter().filter(is_foreign).collect();
+        let mut found: Vec<&MountEntry> = all.iter().filter(is_foreign).collect();
         if !found.is_empty() {
-            let taken_along = self.taken_along(&found, shown, paths);
+            let taken_along = taken_along(all, &found, shown, paths);
             found.retain(|entry| !taken_along.contains(&entry.id));
         }
         let placed = |entry: &MountEntry| PlacedMount {
@@ -83,47 +106,47 @@ impl OwnMounts {
         mounts.dedup_by(|one, other| one.is_same(other));
         mounts
     }
+}
 
-    /// Returns the ids of the mounts that the kernel unmounts with a mount at one of the volume's own paths.
-    fn taken_along(&self, found: &[&MountEntry], shown: &[Shown], paths: &OwnPaths<'_>) -> HashSet<u64> {
-        let questions = [Question { shown: shown.to_vec(), but_of: Vec::new() }];
-        let mut search = Search::new(&questions);
-        let by_id: HashMap<u64, &MountEntry> = self.0.iter().map(|entry| (entry.id, entry)).collect();
-        let mut masters = Masters::default();
-        let mut parents = HashSet::new();
-        for entry in self.0.iter() {
-            masters.add(entry.groups);
-            parents.insert(entry.parent);
-            if paths.exact.contains(entry.path.as_os_str())
-                && let Some(on) = by_id.get(&entry.parent)
-            {
-                search.note_own(entry, on);
-            }
+/// Returns the ids of the mounts that the kernel unmounts with a mount at one of the volume's own paths.
+fn taken_along(
+    all: &[MountEntry],
+    found: &[&MountEntry],
+    shown: &[Shown],
+    paths: &OwnPaths<'_>,
+) -> HashSet<u64> {
+    let questions = [Question { shown: shown.to_vec(), but_of: Vec::new() }];
+    let mut search = Search::new(&questions);
+    let by_id: HashMap<u64, &MountEntry> = all.iter().map(|entry| (entry.id, entry)).collect();
+    let mut masters = Masters::default();
+    let mut parents = HashSet::new();
+    for entry in all {
+        masters.add(entry.groups);
+        parents.insert(entry.parent);
+        if paths.sorted().contains(entry.path.as_os_str())
+            && let Some(on) = by_id.get(&entry.parent)
+        {
+            search.note_own(entry, on);
         }
-        let goes_along = |entry: &&&MountEntry| {
-            let parent = by_id.get(&entry.parent).and_then(|on| Some((on.groups, place_on(entry, on)?)));
-            search.takes_along(entry.device, parent, parents.contains(&entry.id), &masters)
-        };
-        found.iter().filter(goes_along).map(|entry| entry.id).collect()
     }
+    let goes_along = |entry: &&&MountEntry| {
+        let parent = by_id.get(&entry.parent).and_then(|on| Some((on.groups, place_on(entry, on)?)));
+        search.takes_along(entry.device, parent, parents.contains(&entry.id), &masters)
+    };
+    found.iter().filter(goes_along).map(|entry| entry.id).collect()
 }
 
 impl Host {
     /// Returns all mounts of csid's own namespace, as they are now.
     pub async fn all_own_mounts(&self) -> Result<OwnMounts, HostError> {
-        self.own_table.entries().await.map(OwnMounts)
+        self.own_table.entries().await.map(OwnMounts::all)
     }
 
-    /// Returns the mounts of csid's own namespace that may concern the volume with these paths. `devices` are the
-    /// numbers of its file systems that are known, and `shown` is what its mounts are known to show.
-    pub async fn own_mounts(
-        &self,
-        paths: &OwnPaths<'_>,
-        devices: &[u64],
-        shown: &[Shown],
-    ) -> Result<OwnMounts, HostError> {
-        match self.known_mounts.about(paths, devices, shown).await {
-            Some(found) => Ok(OwnMounts(Arc::new(found))),
+    /// Returns the mounts of csid's own namespace that may concern the volume with these paths. `shown` is what its mounts are known to
+    /// show.
+    pub async fn own_mounts(&self, paths: &OwnPaths<'_>, shown: &[Shown]) -> Result<OwnMounts, HostError> {
+        match self.known_mounts.about(paths, shown).await {
+            Some(found) => Ok(OwnMounts { mounts: Arc::new(found), are_all: false }),
             None => self.all_own_mounts().await,
         }
     }
@@ -247,13 +270,14 @@ impl Host {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::own_paths::OwnPath;
     use crate::host::table;
 
     /// csid was killed before it wrote the number of the device. A container has the device meanwhile.
     #[test]
     fn node_without_a_known_number_is_a_node() {
         let table = table::parsed(b"3 2 0:6 /loop3 /own rw - devtmpfs udev rw").collect();
-        let backing = OwnMounts(Arc::new(table)).backing(&[Path::new("/own")], true, None);
+        let backing = OwnMounts::all(Arc::new(table)).backing(&[Path::new("/own")], true, None);
         let in_dev = table::parsed(b"4 2 0:6 /loop3 /dev/loop3 rw - devtmpfs udev rw").next().unwrap();
         assert!(!backing.shown[0].is_shown_by(&in_dev));
     }
@@ -264,11 +288,10 @@ mod tests {
         let foreign = |lines: &str| {
             let entries = table::parsed(lines.as_bytes()).collect();
             let of_volume = table::parsed(b"3 2 0:5 / /own rw - fuse.juicefs juicefs:A rw").collect();
-            let (own, shown) = (Path::new("/own"), OwnMounts(Arc::new(of_volume)));
-            let exact = BTreeSet::from([own.as_os_str()]);
-            let shown = shown.shown_at(&exact, false);
-            let found = OwnMounts(Arc::new(entries))
-                .foreign(&shown, &OwnPaths { exact, mounted: vec![], below: vec![], needs_read: false });
+            let (own, shown) = (Path::new("/own"), OwnMounts::all(Arc::new(of_volume)));
+            let exact = vec![OwnPath { path: own.as_os_str(), is_mounted: false }];
+            let paths = OwnPaths { exact, ..OwnPaths::default() };
+            let found = OwnMounts::all(Arc::new(entries)).foreign(&shown.shown(&paths), &paths);
             found.into_iter().map(|mount| mount.path().to_owned()).collect::<Vec<_>>()
         };
         let other = "4 2 0:5 / /run/gvfs rw - fuse.gvfsd-fuse gvfsd-fuse rw\n";

@@ -37,6 +37,7 @@ mod namespace_tables;
 mod namespaces;
 pub mod oneshot;
 mod own_mounts;
+mod own_paths;
 mod path;
 mod process_tables;
 mod raw;
@@ -61,7 +62,7 @@ pub use helper::{Sifted, Tree};
 pub use live::Live;
 pub use look::Look;
 pub use namespaces::{Backing, MountElsewhere, PlacedMount, Shown, Sought};
-pub use own_mounts::OwnPaths;
+pub use own_paths::{OwnPath, OwnPaths};
 pub use path::Access;
 pub use table::{MountPoint, MountTable, TableMount, plain};
 

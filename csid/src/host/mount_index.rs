@@ -13,6 +13,8 @@ pub(super) struct MountFacts {
     pub device: u64,
     /// A hash of its path then. 0: the path is too long for an answer.
     pub place: u64,
+    /// A hash of the directory that the path is in, if it has the form of a volume's. 0: it has not.
+    pub home: u64,
     /// The directory that it showed when csid last asked. Empty: the answer was too long, so it may be any directory.
     pub root: Arc<Path>,
 }
@@ -120,7 +122,7 @@ mod tests {
         let mut index = MountIndex::default();
         for (id, device, root) in mounts {
             let root = Arc::from(Path::new(root));
-            index.note(MountFacts { id: *id, old_id: *id, device: *device, place: *id, root });
+            index.note(MountFacts { id: *id, old_id: *id, device: *device, place: *id, home: 0, root });
         }
         index
     }

@@ -8,7 +8,6 @@
 //! moment later. A new bind is found at once. Questions that must not overlook one share the next read.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::ffi::OsStr;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{Error, ErrorKind, Result};
 use std::path::Path;
@@ -20,8 +19,10 @@ use tokio::sync::Mutex;
 
 use crate::host::mount_index::{MountFacts, MountIndex};
 use crate::host::namespaces::Shown;
+use crate::host::own_paths::{OwnPath, OwnPaths};
 use crate::host::statmount::{OWN, Stat, mounts, unless_gone};
 use crate::host::table::{self, MountEntry, blocking};
+use crate::store::volume_handle::directory_of;
 
 /// Listing more mounts than this, or asking for more of them, is no work for a thread of the runtime.
 const FEW: usize = 1_000;
@@ -33,18 +34,6 @@ const SHORTEST_USE: Duration = Duration::from_millis(50);
 const LONGEST_USE: Duration = Duration::from_secs(1);
 /// A list of the namespace is never cut.
 const END: Duration = Duration::from_secs(60);
-
-/// The paths in csid's own namespace where mounts of a volume are csid's.
-pub struct OwnPaths<'a> {
-    /// The paths of the volume's rows.
-    pub exact: BTreeSet<&'a OsStr>,
-    /// Those of them at which a mount is for certain.
-    pub mounted: Vec<&'a OsStr>,
-    /// Directories that only csid and the plugin mount in.
-    pub below: Vec<&'a Path>,
-    /// Whether directories that csid has read before do not answer the question.
-    pub needs_read: bool,
-}
 
 /// The mounts of csid's own namespace as far as csid knows them.
 #[derive(Default)]
@@ -60,6 +49,8 @@ struct Known {
     mounts: MountIndex,
     /// The last question that was asked before the last complete list of the mounts was begun.
     listed_for: u64,
+    /// The mounts below csid's tmpfs since that list. `None`: no question needed them.
+    below: Option<ListedBelow>,
     /// The last read of the directories of all mounts. `None`: they were never read.
     read: Option<RootsRead>,
     stat: Option<Stat>,
@@ -76,6 +67,34 @@ enum Answers {
     Missing,
 }
 
+/// The mounts below some tmpfs of csid's.
+struct ListedBelow {
+    /// The places of the tmpfs.
+    lives: BTreeSet<u64>,
+    /// The ids of the tmpfs' own mounts.
+    tops: Vec<u64>,
+    /// In ascending order.
+    ids: Vec<u64>,
+}
+
+/// The mounts that csid has asked for to answer a question.
+#[derive(Default)]
+struct Asked {
+    /// By their ids. `true`: it is at a path of one of the volume's rows.
+    found: BTreeMap<u64, (MountEntry, bool)>,
+    /// The ids and file systems of all mounts that are not below csid's tmpfs and that csid has not asked for. `None`: all mounts that
+    /// csid has not asked for may be foreign.
+    apart: Option<Vec<(u64, u64)>>,
+}
+
+/// Mounts in the volume's directories that show the same directory of a file system.
+struct Alike {
+    device: u64,
+    root: Arc<Path>,
+    /// The first ones.
+    ids: Vec<u64>,
+}
+
 #[derive(Clone, Copy)]
 struct RootsRead {
     /// The last question that was asked before the read was begun.
@@ -85,15 +104,10 @@ struct RootsRead {
 }
 
 impl KnownMounts {
-    /// Returns the mounts at the volume's own paths, and all mounts of what these or `shown` show. `devices`: the numbers of file systems
-    /// that the volume's mounts are known to have. `None`: only the whole mountinfo answers the question. That is so if one of the mounts is
-    /// at a foreign path: whether it goes along with an unmount depends on all mounts.
-    pub async fn about(
-        &self,
-        paths: &OwnPaths<'_>,
-        devices: &[u64],
-        shown: &[Shown],
-    ) -> Option<Vec<MountEntry>> {
+    /// Returns the mounts at the volume's own paths, and all mounts of what these or `shown` show. Of the paths of rows that nobody asks
+    /// about, one of those that show the same directory stands for the others. `None`: only the whole mountinfo answers the question. That
+    /// is so if one of the mounts is at a foreign path: whether it goes along with an unmount depends on all mounts.
+    pub async fn about(&self, paths: &OwnPaths<'_>, shown: &[Shown]) -> Option<Vec<MountEntry>> {
         let question = self.asked.fetch_add(1, Ordering::AcqRel) + 1;
         let mut known = Arc::clone(&self.known).lock_owned().await;
         // Questions that waited meanwhile share a list and a read.
@@ -102,24 +116,26 @@ impl KnownMounts {
             return None;
         }
         let is_long = known.answers == Answers::Unproven || known.mounts.len() > FEW;
-        let mut refreshed = match known.listed_for >= question {
+        let lives: BTreeSet<u64> = paths.lives().into_iter().map(|live| known.place_of(live)).collect();
+        let is_listed = known.listed_for >= question && known.has_listed_below(&lives);
+        let mut refreshed = match is_listed {
             true => Ok(()),
             false if is_long => Err(long()),
-            false => known.refresh(FEW, newest),
+            false => known.refresh(FEW, newest, &lives),
         };
         if refreshed.as_ref().is_err_and(|error| error.kind() == ErrorKind::WouldBlock) {
             let work = move || {
                 let proven = if known.answers == Answers::Unproven { known.prove() } else { Ok(()) };
-                Ok((proven.and_then(|()| known.refresh(usize::MAX, newest)), known))
+                Ok((proven.and_then(|()| known.refresh(usize::MAX, newest, &lives)), known))
             };
             (refreshed, known) = blocking(work).await.ok()?;
         }
-        let mut found = refreshed.and_then(|()| known.about(paths, devices, shown, question, false));
+        let mut found = refreshed.and_then(|()| known.about(paths, shown, question, false));
         if found.as_ref().is_err_and(|error| error.kind() == ErrorKind::WouldBlock) {
             let work = move || Ok((known.read_roots(newest), known));
             let read;
             (read, known) = blocking(work).await.ok()?;
-            found = read.and_then(|()| known.about(paths, devices, shown, question, true));
+            found = read.and_then(|()| known.about(paths, shown, question, true));
         }
         found.unwrap_or_else(|error| {
             tracing::debug!(%error, "csid reads its whole mount table");
@@ -190,8 +206,9 @@ impl Known {
     }
 
     /// Lists the mounts, and asks for those that are new. Fails if the list is longer than `most`.
-    /// `newest`: the last question that was asked before.
-    fn refresh(&mut self, most: usize, newest: u64) -> Result<()> {
+    /// `newest`: the last question that was asked before. `lives`: the places of the tmpfs below which csid lists the mounts, too.
+    fn refresh(&mut self, most: usize, newest: u64, lives: &BTreeSet<u64>) -> Result<()> {
+        self.below = None;
         let listed = mounts(OWN, None, Instant::now() + END)?;
         if listed.ids.len() > most {
             return Err(long());
@@ -204,9 +221,34 @@ impl Known {
                 Err(error) => failed = Some(error),
             }
         }
-        match failed {
-            None => self.listed_for = newest,
-            Some(error) => return Err(error),
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        self.list_below(lives)?;
+        self.listed_for = newest;
+        Ok(())
+    }
+
+    /// Returns whether the mounts below the tmpfs at these places, if there are any, are listed.
+    fn has_listed_below(&self, lives: &BTreeSet<u64>) -> bool {
+        lives.is_empty() || self.below.as_ref().is_some_and(|below| below.lives == *lives)
+    }
+
+    /// Lists the mounts below the tmpfs at these places. A place without exactly one mount has no such list.
+    fn list_below(&mut self, lives: &BTreeSet<u64>) -> Result<()> {
+        let (mut tops, mut ids) = (Vec::new(), Vec::new());
+        for live in lives {
+            let place = BTreeSet::from([*live]);
+            let mut at = self.mounts.at(&place);
+            let (Some(top), None) = (at.next(), at.next()) else { return Ok(()) };
+            tops.push(top);
+        }
+        for top in &tops {
+            ids.extend(mounts(OWN, Some(*top), Instant::now() + END)?.ids);
+        }
+        ids.sort_unstable();
+        if !tops.is_empty() {
+            self.below = Some(ListedBelow { lives: lives.clone(), tops, ids });
         }
         Ok(())
     }
@@ -216,15 +258,26 @@ impl Known {
         match self.entry(id) {
             Err(error) if is_too_long(&error) => {
                 let (old_id, device) = self.stat().identity(OWN, id)?;
-                Ok(Some(MountFacts { id, old_id, device, place: 0, root: Arc::from(Path::new("")) }))
+                let root = Arc::from(Path::new(""));
+                Ok(Some(MountFacts { id, old_id, device, place: 0, home: 0, root }))
             }
             Ok(Some(MountEntry { id: old_id, device, path, root, .. })) => {
-                let place = self.hasher.hash_one(path.as_os_str());
-                Ok(Some(MountFacts { id, old_id, device, place, root: Arc::from(root) }))
+                let (place, home) = (self.place_of(&path), self.home_of(&path));
+                Ok(Some(MountFacts { id, old_id, device, place, home, root: Arc::from(root) }))
             }
             Ok(None) => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    /// Returns the hash of a mount's path.
+    fn place_of(&self, path: &Path) -> u64 {
+        self.hasher.hash_one(path.as_os_str())
+    }
+
+    /// Returns the hash of the volume's directory that the path is in. 0: it is in none.
+    fn home_of(&self, path: &Path) -> u64 {
+        directory_of(path).map_or(0, |home| self.place_of(home))
     }
 
     /// Reads the directories of all known mounts from mountinfo. One read serves all questions until csid has used it for long enough.
@@ -238,9 +291,10 @@ impl Known {
             // A mount that is gone may get what one shows that has its id now. csid asks before it believes.
             let Some(facts) = asked.get(&mount.id) else { continue };
             let Some((root, path)) = mount.root_and_path() else { continue };
-            let place = self.hasher.hash_one(path.as_os_str());
+            let place = self.place_of(&path);
             if (facts.place, facts.root.as_os_str()) != (place, root.as_os_str()) {
-                self.mounts.note(MountFacts { place, root: Arc::from(&*root), ..facts.clone() });
+                let home = self.home_of(&path);
+                self.mounts.note(MountFacts { place, home, root: Arc::from(&*root), ..facts.clone() });
             }
         }
         let used = (begun.elapsed() * USES_OF_READ).clamp(SHORTEST_USE, LONGEST_USE);
@@ -261,39 +315,148 @@ impl Known {
         unless_gone(self.stat().own_entry(id))
     }
 
+    /// Asks for the mount at each of the volume's own paths. `None`: only the whole mountinfo answers.
+    fn ask_each(&mut self, paths: &OwnPaths<'_>) -> Result<Option<Asked>> {
+        let places: BTreeSet<u64> = paths.exact.iter().map(|own| self.hasher.hash_one(own.path)).collect();
+        let at_places: Vec<u64> = self.mounts.at(&places).take(FEW + 1).collect();
+        let mut asked = Asked::default();
+        let is_whole = self.ask(at_places, paths, &mut asked)?;
+        Ok(is_whole.then_some(asked))
+    }
+
+    /// Asks for these mounts. Returns false if they are too many, or if one is gone: what has taken its place meanwhile is not in the list.
+    fn ask(&mut self, ids: Vec<u64>, paths: &OwnPaths<'_>, asked: &mut Asked) -> Result<bool> {
+        if ids.len() > FEW {
+            return Ok(false);
+        }
+        let are_many = ids.len() > OTHERS;
+        for id in ids {
+            let Some(entry) = self.entry(id)? else { return Ok(false) };
+            let path = entry.path.as_os_str();
+            let is_own = if are_many { paths.sorted().contains(path) } else { paths.have_exactly(path) };
+            asked.found.insert(id, (entry, is_own));
+        }
+        Ok(true)
+    }
+
+    /// Asks for the mounts of the row in question, and for one mount of each directory that the other rows' mounts show. `None`: only the
+    /// whole mountinfo answers. `has_read`: the directories of all mounts were just read.
+    ///
+    /// A rename of a directory changes what all its mounts show, so csid compares one of them. Only csid and the plugin mount below csid's
+    /// tmpfs, so none of the mounts there is foreign. A mount that root has moved from there may be, as any other mount of the host. csid
+    /// asks for one that came there. A mount that root has moved from one row's path to another's counts where it was, until a question
+    /// is about that row.
+    fn ask_some(&mut self, paths: &OwnPaths<'_>, has_read: bool) -> Result<Option<Asked>> {
+        let Some(below) = self.below.take() else { return self.ask_each(paths) };
+        let asked = self.ask_below(&below, paths, has_read);
+        self.below = Some(below);
+        asked
+    }
+
+    fn ask_below(
+        &mut self,
+        below: &ListedBelow,
+        paths: &OwnPaths<'_>,
+        has_read: bool,
+    ) -> Result<Option<Asked>> {
+        for top in &below.tops {
+            let is_there = self.entry(*top)?.is_some_and(|entry| paths.lives().contains(&*entry.path));
+            if !is_there {
+                return Ok(None);
+            }
+        }
+        let row = paths.asked.iter().map(|own| own.path);
+        let places: BTreeSet<u64> =
+            row.chain(paths.apart.iter().copied()).map(|path| self.hasher.hash_one(path)).collect();
+        let homes: Vec<u64> = paths.homes.iter().map(|home| self.place_of(home)).collect();
+        let mut listed = below.ids.iter().copied().peekable();
+        let (mut ids, mut apart, mut alike) = (Vec::new(), Vec::new(), Vec::<Alike>::new());
+        for facts in self.mounts.iter() {
+            while listed.next_if(|id| *id < facts.id).is_some() {}
+            let is_below = listed.next_if_eq(&facts.id).is_some();
+            let is_at_home = homes.contains(&facts.home);
+            let has_come = is_below && facts.home == 0;
+            if places.contains(&facts.place) || has_come {
+                ids.push(facts.id);
+            } else if !is_below {
+                apart.push((facts.id, facts.device));
+            } else if is_at_home {
+                let is_like = |of: &&mut Alike| of.device == facts.device && of.root == facts.root;
+                match alike.iter_mut().rev().find(is_like) {
+                    Some(of) if of.ids.len() < OTHERS => of.ids.push(facts.id),
+                    Some(_) => {}
+                    None => alike.push(Alike {
+                        device: facts.device,
+                        root: Arc::clone(&facts.root),
+                        ids: vec![facts.id],
+                    }),
+                }
+            }
+        }
+        if alike.len() > OTHERS {
+            return self.ask_each(paths);
+        }
+        let mut asked = Asked { apart: Some(apart), ..Asked::default() };
+        if !self.ask(ids, paths, &mut asked)? {
+            return Ok(None);
+        }
+        for of in alike {
+            let is_cut = of.ids.len() == OTHERS;
+            let mut is_own = false;
+            for id in of.ids {
+                let Some(entry) = self.entry(id)? else { return Ok(None) };
+                if entry.root != *of.root {
+                    return if has_read { Ok(None) } else { Err(long()) };
+                }
+                // A mount that a lost row has left there is none of a row.
+                is_own = paths.have_exactly(entry.path.as_os_str());
+                if is_own {
+                    asked.found.insert(id, (entry, true));
+                    break;
+                }
+            }
+            if is_cut && !is_own {
+                return Ok(None);
+            }
+        }
+        Ok(Some(asked))
+    }
+
     /// Answers as [`KnownMounts::about`] does the question of this number. Fails with `WouldBlock` if the directories of all mounts
     /// have to be read first. `has_read`: they were, since nothing else used them.
     fn about(
         &mut self,
         paths: &OwnPaths<'_>,
-        devices: &[u64],
         shown: &[Shown],
         question: u64,
         has_read: bool,
     ) -> Result<Option<Vec<MountEntry>>> {
-        let places: BTreeSet<u64> = paths.exact.iter().map(|path| self.hasher.hash_one(*path)).collect();
-        let at_places: Vec<u64> = self.mounts.at(&places).take(FEW + 1).collect();
-        if at_places.len() > FEW {
-            return Ok(None);
-        }
-        let mut found: BTreeMap<u64, MountEntry> = BTreeMap::new();
-        for id in at_places {
-            // What has taken its place meanwhile is not in the list.
-            let Some(entry) = self.entry(id)? else { return Ok(None) };
-            found.insert(id, entry);
-        }
-        let is_at_own = |entry: &&MountEntry| paths.exact.contains(entry.path.as_os_str());
-        let known = devices.iter().copied().chain(shown.iter().map(|shown| shown.device));
-        let of_volume: BTreeSet<u64> =
-            found.values().filter(is_at_own).map(|entry| entry.device).chain(known).collect();
-        let own = found.values().filter(is_at_own).map(|own| (own.device, own.root.as_path()));
+        let asked = match paths.homes.is_empty() {
+            true => self.ask_each(paths)?,
+            false => self.ask_some(paths, has_read)?,
+        };
+        let Some(Asked { mut found, apart }) = asked else { return Ok(None) };
+        let own = found.values().filter(|(_, is_own)| *is_own).map(|(entry, _)| entry);
+        let known = paths.devices.iter().copied().chain(shown.iter().map(|shown| shown.device));
+        let of_volume: BTreeSet<u64> = own.clone().map(|entry| entry.device).chain(known).collect();
+        let own = own.map(|own| (own.device, own.root.as_path()));
         let roots: BTreeSet<(u64, &Path)> =
             own.chain(shown.iter().map(|shown| (shown.device, shown.root.as_path()))).collect();
+        let may_show_it =
+            |facts: &MountFacts| roots.iter().any(|(device, root)| facts.may_show(*device, root));
         let is_other = |id: &u64| !found.contains_key(id);
-        let others = of_volume.iter().flat_map(|device| self.mounts.of_device(*device));
-        let mut others: BTreeSet<u64> = others.filter(is_other).take(OTHERS + 1).collect();
+        let mut others: BTreeSet<u64> = match &apart {
+            None => {
+                let of_it = of_volume.iter().flat_map(|device| self.mounts.of_device(*device));
+                of_it.filter(is_other).take(OTHERS + 1).collect()
+            }
+            Some(apart) => {
+                let of_it = apart.iter().filter(|(_, device)| of_volume.contains(device));
+                of_it.map(|(id, _)| *id).take(OTHERS + 1).collect()
+            }
+        };
         if others.len() > OTHERS {
-            let is_renamed = |(id, now): (&u64, &MountEntry)| {
+            let is_renamed = |(id, (now, _)): (&u64, &(MountEntry, bool))| {
                 let known = self.mounts.get(*id).filter(|facts| !facts.root.as_os_str().is_empty());
                 known.is_some_and(|facts| *facts.root != *now.root)
             };
@@ -304,41 +467,61 @@ impl Known {
             if !has_read && !is_known {
                 return Err(long());
             }
-            let shows = roots.iter().flat_map(|(device, root)| self.mounts.may_show(*device, root));
-            others = shows.filter(is_other).take(OTHERS + 1).collect();
+            others = match &apart {
+                None => {
+                    let shows = roots.iter().flat_map(|(device, root)| self.mounts.may_show(*device, root));
+                    shows.filter(is_other).take(OTHERS + 1).collect()
+                }
+                Some(apart) => {
+                    let shows = apart.iter().filter(|(id, _)| self.mounts.get(*id).is_some_and(may_show_it));
+                    shows.map(|(id, _)| *id).take(OTHERS + 1).collect()
+                }
+            };
             if others.len() > OTHERS {
                 return Ok(None);
             }
         }
-        let may_show = |id: &u64| {
-            let facts = self.mounts.get(*id);
-            facts.is_some_and(|facts| roots.iter().any(|(device, root)| facts.may_show(*device, root)))
-        };
+        let may_show = |id: &u64| self.mounts.get(*id).is_some_and(may_show_it);
         let others: Vec<(u64, bool)> = others.into_iter().map(|id| (id, may_show(&id))).collect();
         for (id, may_show) in others {
             match self.entry(id)? {
-                Some(entry) => drop(found.insert(id, entry)),
+                Some(entry) => {
+                    let is_own = paths.have_exactly(entry.path.as_os_str());
+                    found.insert(id, (entry, is_own));
+                }
                 // A bind of the volume may have taken its place meanwhile.
                 None if may_show => return Ok(None),
                 None => {}
             }
         }
         // A mount that was moved is not where csid first saw it.
-        let is_found = |path: &&OsStr| found.values().any(|entry| entry.path.as_os_str() == *path);
-        if !paths.mounted.iter().all(is_found) {
+        let due = if apart.is_some() { &paths.asked } else { &paths.exact };
+        let is_found = |own: &OwnPath<'_>| found.values().any(|(entry, _)| *entry.path == *own.path);
+        if !due.iter().filter(|own| own.is_mounted).all(is_found) {
             return Ok(None);
         }
-        let is_shown = |entry: &MountEntry| {
-            let own = found.values().filter(is_at_own).map(|own| (own.device, own.root.as_path()));
-            let mut all = own.chain(shown.iter().map(|shown| (shown.device, shown.root.as_path())));
-            all.any(|(device, root)| entry.device == device && entry.root.starts_with(root))
-        };
-        let of_it: BTreeSet<u64> =
-            found.iter().filter(|(_, entry)| is_shown(entry)).map(|(id, _)| *id).collect();
-        found.retain(|id, _| of_it.contains(id));
-        let has_foreign = found.values().any(|entry| !paths.have(entry.path.as_os_str()));
-        Ok((!has_foreign).then(|| found.into_values().collect()))
+        Ok(of_volume_alone(found, paths, shown))
     }
+}
+
+/// Returns those of the mounts that show what the volume's own ones do, or what is `shown`. `None`: one of them is at a foreign path.
+fn of_volume_alone(
+    mut found: BTreeMap<u64, (MountEntry, bool)>,
+    paths: &OwnPaths<'_>,
+    shown: &[Shown],
+) -> Option<Vec<MountEntry>> {
+    let own = found.values().filter(|(_, is_own)| *is_own);
+    let own = own.map(|(own, _)| (own.device, own.root.as_path()));
+    let all = own.chain(shown.iter().map(|shown| (shown.device, shown.root.as_path())));
+    let roots: BTreeSet<(u64, &Path)> = all.collect();
+    let is_shown = |entry: &MountEntry| {
+        roots.iter().any(|(of, root)| *of == entry.device && entry.root.starts_with(root))
+    };
+    let of_it: BTreeSet<u64> =
+        found.iter().filter(|(_, (entry, _))| is_shown(entry)).map(|(id, _)| *id).collect();
+    found.retain(|id, _| of_it.contains(id));
+    let is_of_it = |(entry, is_own): &(MountEntry, bool)| *is_own || paths.have_above(entry.path.as_os_str());
+    found.values().all(is_of_it).then(|| found.into_values().map(|(entry, _)| entry).collect())
 }
 
 /// Returns whether the calls' answer is what mountinfo shows. The groups are not compared: nobody reads them of such an answer.
@@ -346,13 +529,6 @@ fn is_same(shown: &MountEntry, answer: &MountEntry) -> bool {
     let MountEntry { id, parent, device, root, path, fs_type, source, read_only, groups: _ } = answer;
     (shown.id, shown.parent, shown.device, shown.read_only) == (*id, *parent, *device, *read_only)
         && (&shown.root, &shown.path, &shown.fs_type, &shown.source) == (root, path, fs_type, source)
-}
-
-impl OwnPaths<'_> {
-    /// Returns whether a mount at this path is csid's or the plugin's.
-    pub(super) fn have(&self, path: &OsStr) -> bool {
-        self.exact.contains(path) || self.below.iter().any(|above| Path::new(path).starts_with(above))
-    }
 }
 
 #[cfg(test)]
@@ -397,16 +573,22 @@ mod tests {
     }
 
     fn at_paths<'a>(at: &[&'a Path]) -> OwnPaths<'a> {
-        let exact = at.iter().map(|path| path.as_os_str()).collect();
-        OwnPaths { exact, mounted: vec![], below: vec![], needs_read: false }
+        paths_of(at, &[])
+    }
+
+    fn paths_of<'a>(at: &[&'a Path], mounted: &[&Path]) -> OwnPaths<'a> {
+        let own = |path: &&'a Path| OwnPath { path: path.as_os_str(), is_mounted: mounted.contains(path) };
+        OwnPaths { exact: at.iter().map(own).collect(), ..OwnPaths::default() }
+    }
+
+    fn refresh(known: &mut Known) {
+        known.refresh(usize::MAX, BEFORE, &BTreeSet::new()).unwrap();
     }
 
     /// Asks for the volume that is mounted at these paths.
     fn ask(known: &mut Known, at: &[&Path], mounted: &[&Path], shown: &[Shown]) -> Option<Vec<PathBuf>> {
-        known.refresh(usize::MAX, BEFORE).unwrap();
-        let mounted = mounted.iter().map(|path| path.as_os_str()).collect();
-        let paths = OwnPaths { mounted, ..at_paths(at) };
-        let found = known.about(&paths, &[], shown, LATER, false).unwrap()?;
+        refresh(known);
+        let found = known.about(&paths_of(at, mounted), shown, LATER, false).unwrap()?;
         let all = table::entries().unwrap();
         for entry in &found {
             assert!(all.iter().any(|one| is_same(one, entry)), "mountinfo shows another one: {entry:?}");
@@ -438,8 +620,8 @@ mod tests {
 
     /// Returns whether csid has to read all directories before it knows the mounts at `at`.
     fn reads_first(known: &mut Known, at: &Path) -> bool {
-        known.refresh(usize::MAX, BEFORE).unwrap();
-        let answer = known.about(&at_paths(&[at]), &[], &[], LATER, false);
+        refresh(known);
+        let answer = known.about(&at_paths(&[at]), &[], LATER, false);
         answer.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
     }
 
@@ -449,7 +631,7 @@ mod tests {
 
     /// Reads all directories, and uses them for longer than the test takes.
     fn read(known: &mut Known) {
-        known.refresh(usize::MAX, BEFORE).unwrap();
+        refresh(known);
         known.read_roots(BEFORE).unwrap();
         use_until(known, Instant::now() + END);
     }
@@ -468,12 +650,12 @@ mod tests {
             assert_eq!(ask(known, &[&c, &d], &[&c, &d], &[]), Some(vec![c, d.clone()]));
             // Of the whole file system each mount is a part.
             let all = OwnPaths { below: vec![root], ..at_paths(&[&b]) };
-            assert!(known.about(&all, &[], &[], LATER, false).unwrap().is_none(), "too many to ask for each");
+            assert!(known.about(&all, &[], LATER, false).unwrap().is_none(), "too many to ask for each");
             for number in 0..4 {
                 unmount(root.join(format!("crowd/{number}")), UnmountFlags::empty()).unwrap();
             }
-            known.refresh(usize::MAX, BEFORE).unwrap();
-            let found = known.about(&all, &[], &[], LATER, false).unwrap().expect("few enough");
+            refresh(known);
+            let found = known.about(&all, &[], LATER, false).unwrap().expect("few enough");
             assert_eq!(found.len(), 3 + OTHERS + 1 - 4, "{found:?}");
         });
     }
@@ -488,24 +670,18 @@ mod tests {
             std::fs::rename(b.join("0"), b.join("x/0")).unwrap();
             assert_eq!(ask(known, &[&c], &[&c], &[]), Some(vec![c.clone()]), "csid uses what it has read");
             let fresh = OwnPaths { needs_read: true, ..at_paths(&[&c]) };
-            assert!(known.about(&fresh, &[], &[], LATER, false).is_err(), "this question does not");
+            assert!(known.about(&fresh, &[], LATER, false).is_err(), "this question does not");
             use_until(known, Instant::now());
             assert!(reads_first(known, &c), "csid has used it for long enough");
             read(known);
-            let answer = known.about(&fresh, &[], &[], BEFORE, false).unwrap();
+            let answer = known.about(&fresh, &[], BEFORE, false).unwrap();
             assert!(answer.is_none(), "the bind is at a foreign path");
-            assert!(
-                known.about(&fresh, &[], &[], LATER, false).is_err(),
-                "a later question needs another read"
-            );
+            assert!(known.about(&fresh, &[], LATER, false).is_err(), "a later question needs another read");
             assert_eq!(ask(known, &[&c], &[&c], &[]), None, "the bind is at a foreign path");
             // The volume's own directory is renamed: what is known of the others may be older.
             std::fs::rename(b.join("x"), b.join("z")).unwrap();
             assert!(reads_first(known, &c));
-            assert!(
-                known.about(&fresh, &[], &[], BEFORE, false).is_err(),
-                "another question's read is older"
-            );
+            assert!(known.about(&fresh, &[], BEFORE, false).is_err(), "another question's read is older");
             read(known);
             assert!(!reads_first(known, &c));
         });
@@ -518,7 +694,7 @@ mod tests {
                 KnownMounts { known: Arc::new(Mutex::new(std::mem::take(known))), asked: AtomicU64::new(0) };
             let [b, c, d] = ["b", "c", "d"].map(|name| root.join(name));
             let paths = at_paths(&[&c]);
-            let ask = async || known.about(&paths, &[], &[]).await.map(|found| found.len());
+            let ask = async || known.about(&paths, &[]).await.map(|found| found.len());
             let questions = async {
                 let busy = known.known.lock().await;
                 let (mut first, mut second) = (Box::pin(ask()), Box::pin(ask()));
@@ -546,7 +722,7 @@ mod tests {
                 read(known);
                 unmount(&d, UnmountFlags::empty()).unwrap();
                 // Another bind may have come before this one went.
-                assert!(known.about(&at_paths(&[&c]), &[], &[], LATER, false).unwrap().is_none());
+                assert!(known.about(&at_paths(&[&c]), &[], LATER, false).unwrap().is_none());
                 assert_eq!(
                     ask(known, &[&c], &[&c], &[]),
                     Some(vec![c.clone()]),
@@ -599,14 +775,258 @@ mod tests {
             }
             mount_bind(root.join("c"), format!("/proc/self/fd/{}", directory.as_raw_fd())).unwrap();
             drop(directory);
-            known.refresh(usize::MAX, BEFORE).unwrap();
+            refresh(known);
             let facts = known.mounts.len();
             assert_eq!(ask(known, &[&a], &[&a], &[]), Some(vec![a.clone()]));
             assert_eq!(known.mounts.len(), facts);
             // It may be of this volume, and only mountinfo has its path.
             let c = root.join("c");
-            let found = known.about(&at_paths(&[&c]), &[], &[], LATER, false);
+            let found = known.about(&at_paths(&[&c]), &[], LATER, false);
             assert!(is_too_long(&found.unwrap_err()));
+        });
+    }
+
+    /// The paths of a volume's rows below a tmpfs of csid's: those of the consumers, then those of the plugin.
+    struct Rows {
+        plugin: PathBuf,
+        paths: Vec<PathBuf>,
+        count: usize,
+        /// Where one of the consumers wants its mount.
+        target: PathBuf,
+    }
+
+    impl Rows {
+        /// Mounts the directory `x` of the second file system at both paths of so many rows.
+        fn new(root: &Path, count: usize) -> Self {
+            let plugin = root.join("plugin");
+            let live = plugin.join("live");
+            std::fs::create_dir_all(&live).unwrap();
+            mount("tmpfs", &live, "tmpfs", MountFlags::empty(), None).unwrap();
+            let path = |number: usize| match number < count {
+                true => live.join(format!("publish/V/{number}/volume")),
+                false => live.join(format!("private/V/{}", number - count)),
+            };
+            let paths = (0..2 * count).map(path).collect();
+            let rows = Rows { plugin, paths, count, target: root.join("target") };
+            std::fs::create_dir(&rows.target).unwrap();
+            for path in &rows.paths {
+                std::fs::create_dir_all(path).unwrap();
+                mount_bind(root.join("b/x"), path).unwrap();
+            }
+            rows
+        }
+
+        fn published(&self, row: usize) -> &Path {
+            &self.paths[row]
+        }
+
+        fn private(&self, row: usize) -> &Path {
+            &self.paths[self.count + row]
+        }
+
+        fn homes(&self) -> [PathBuf; 2] {
+            ["publish", "private"].map(|kind| self.plugin.join("live").join(kind).join("V"))
+        }
+
+        /// Asks what there is of the volume. The question is about one row. `mounted`: whether it has its mounts for certain.
+        fn ask(&self, known: &KnownMounts, row: usize, mounted: bool) -> Option<Vec<MountEntry>> {
+            let own = |path, is_mounted| OwnPath { path: Path::as_os_str(path), is_mounted };
+            let homes = self.homes();
+            let paths = OwnPaths {
+                exact: self.paths.iter().chain([&self.target]).map(|path| own(path, false)).collect(),
+                asked: vec![own(self.published(row), mounted), own(self.private(row), mounted)],
+                homes: homes.iter().map(PathBuf::as_path).collect(),
+                apart: vec![self.target.as_os_str()],
+                below: vec![&self.plugin],
+                needs_read: true,
+                ..OwnPaths::default()
+            };
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            let found = runtime.block_on(known.about(&paths, &[]))?;
+            let all = table::entries().unwrap();
+            for entry in &found {
+                assert!(all.iter().any(|one| is_same(one, entry)), "mountinfo shows another one: {entry:?}");
+            }
+            Some(found)
+        }
+
+        /// Returns the directories that the volume's mounts show.
+        fn roots(&self, known: &KnownMounts, row: usize, mounted: bool) -> Option<BTreeSet<PathBuf>> {
+            Some(self.ask(known, row, mounted)?.into_iter().map(|entry| entry.root).collect())
+        }
+    }
+
+    /// Runs `test` as [`apart`] does, with a volume of so many rows.
+    fn among(count: usize, test: impl FnOnce(&Path, &Rows, &KnownMounts) + Send) {
+        apart(|root, known| {
+            let known = Arc::new(Mutex::new(std::mem::take(known)));
+            // The bind of the directory would be a foreign one.
+            unmount(root.join("c"), UnmountFlags::empty()).unwrap();
+            test(root, &Rows::new(root, count), &KnownMounts { known, asked: AtomicU64::new(0) });
+        });
+    }
+
+    fn only(root: &str) -> Option<BTreeSet<PathBuf>> {
+        Some(BTreeSet::from([PathBuf::from(root)]))
+    }
+
+    #[test]
+    fn foreign_bind_among_1000_own_mounts_is_found() {
+        among(1_000, |root, rows, known| {
+            let found = rows.ask(known, 7, true).expect("no mount is foreign");
+            let paths: Vec<_> = found.iter().map(|entry| &*entry.path).collect();
+            assert_eq!(
+                paths,
+                [rows.published(0), rows.published(7), rows.private(7)],
+                "one stands for the others"
+            );
+            std::fs::create_dir(root.join("b/x/inside")).unwrap();
+            mount_bind(root.join("b/x/inside"), root.join("d")).unwrap();
+            assert!(rows.ask(known, 7, true).is_none(), "the bind is at a foreign path");
+            unmount(root.join("d"), UnmountFlags::empty()).unwrap();
+            assert!(rows.ask(known, 7, true).is_some());
+        });
+    }
+
+    #[test]
+    fn rename_of_the_directory_of_many_is_noticed() {
+        among(50, |root, rows, known| {
+            assert_eq!(rows.roots(known, 7, true), only("/x"));
+            std::fs::rename(root.join("b/x"), root.join("b/z")).unwrap();
+            // One row has another directory of that name.
+            std::fs::create_dir(root.join("b/x")).unwrap();
+            unmount(rows.private(9), UnmountFlags::empty()).unwrap();
+            mount_bind(root.join("b/x"), rows.private(9)).unwrap();
+            assert_eq!(rows.roots(known, 7, true), Some(["/x", "/z"].map(PathBuf::from).into()));
+            mount_bind(root.join("b/x"), root.join("d")).unwrap();
+            assert!(rows.ask(known, 7, true).is_none(), "the bind of its directory is at a foreign path");
+        });
+    }
+
+    #[test]
+    fn mount_moved_from_csids_tmpfs_is_foreign() {
+        among(50, |root, rows, known| {
+            assert!(rows.ask(known, 7, true).is_some());
+            mount_move(rows.published(9), root.join("d")).unwrap();
+            assert!(rows.ask(known, 7, true).is_none());
+            mount_move(root.join("d"), rows.published(9)).unwrap();
+            assert!(rows.ask(known, 7, true).is_some());
+        });
+    }
+
+    #[test]
+    fn mount_moved_to_a_path_of_another_row_counts() {
+        among(50, |root, rows, known| {
+            mount_bind(root.join("b/y"), root.join("d")).unwrap();
+            assert_eq!(rows.roots(known, 7, true), only("/x"), "it is not of the volume");
+            mount_move(root.join("d"), rows.published(9)).unwrap();
+            assert_eq!(rows.roots(known, 7, true), Some(["/x", "/y"].map(PathBuf::from).into()));
+        });
+    }
+
+    #[test]
+    fn mount_moved_within_the_tmpfs_is_missed_by_its_row() {
+        among(50, |_, rows, known| {
+            assert!(rows.ask(known, 7, true).is_some());
+            let other = rows.plugin.join("live/publish/V/other");
+            std::fs::create_dir(&other).unwrap();
+            mount_move(rows.published(9), &other).unwrap();
+            assert_eq!(rows.roots(known, 7, true), only("/x"), "it is at no foreign path");
+            assert!(rows.ask(known, 9, true).is_none(), "the row has no mount there");
+        });
+    }
+
+    #[test]
+    fn mount_over_a_path_of_another_row_counts() {
+        among(50, |root, rows, known| {
+            assert_eq!(rows.roots(known, 7, true), only("/x"));
+            mount("tmpfs", rows.private(9), "tmpfs", MountFlags::empty(), None).unwrap();
+            assert_eq!(rows.roots(known, 7, true), Some(["/", "/x"].map(PathBuf::from).into()));
+            mount_bind(rows.private(9), root.join("d")).unwrap();
+            assert!(rows.ask(known, 7, true).is_none(), "a bind of it is at a foreign path");
+        });
+    }
+
+    #[test]
+    fn own_mount_unmounted_by_hand_is_missed_by_its_row() {
+        among(50, |_, rows, known| {
+            assert!(rows.ask(known, 7, true).is_some());
+            unmount(rows.published(9), UnmountFlags::empty()).unwrap();
+            assert_eq!(rows.roots(known, 7, true), only("/x"), "the others have theirs");
+            assert!(rows.ask(known, 9, true).is_none(), "the row has none");
+            assert_eq!(rows.ask(known, 9, false).unwrap().len(), 2, "one of its two, and one of the others");
+        });
+    }
+
+    #[test]
+    fn plugin_that_mounts_again_is_seen() {
+        among(50, |root, rows, known| {
+            assert_eq!(rows.roots(known, 7, true), only("/x"));
+            for row in 0..50 {
+                unmount(rows.private(row), UnmountFlags::empty()).unwrap();
+                mount_bind(root.join("b/y"), rows.private(row)).unwrap();
+            }
+            assert_eq!(rows.roots(known, 7, true), Some(["/x", "/y"].map(PathBuf::from).into()));
+            mount_bind(root.join("b/y"), root.join("d")).unwrap();
+            assert!(rows.ask(known, 7, true).is_none(), "a bind of its new directory is at a foreign path");
+        });
+    }
+
+    #[test]
+    fn mount_at_the_target_of_another_row_counts() {
+        among(50, |root, rows, known| {
+            mount_bind(root.join("b/x"), &rows.target).unwrap();
+            assert_eq!(rows.roots(known, 7, true), only("/x"), "it is at no foreign path");
+            mount("tmpfs", &rows.target, "tmpfs", MountFlags::empty(), None).unwrap();
+            assert_eq!(rows.roots(known, 7, true), Some(["/", "/x"].map(PathBuf::from).into()));
+        });
+    }
+
+    #[test]
+    fn mounts_of_a_moved_tmpfs_need_the_whole_table() {
+        among(7, |root, rows, known| {
+            assert!(rows.ask(known, 5, false).is_some());
+            mount_move(rows.plugin.join("live"), root.join("d")).unwrap();
+            assert!(rows.ask(known, 5, false).is_none(), "they are at foreign paths");
+        });
+    }
+
+    #[test]
+    fn each_of_many_directories_is_shown() {
+        among(50, |root, rows, known| {
+            let mut due = BTreeSet::from([PathBuf::from("/x")]);
+            for row in 0..=OTHERS {
+                let name = format!("directory-{row}");
+                std::fs::create_dir(root.join("b").join(&name)).unwrap();
+                unmount(rows.private(row), UnmountFlags::empty()).unwrap();
+                mount_bind(root.join("b").join(&name), rows.private(row)).unwrap();
+                due.insert(Path::new("/").join(name));
+                assert_eq!(rows.roots(known, 7, false).as_ref(), Some(&due));
+            }
+        });
+    }
+
+    #[test]
+    fn many_mounts_that_no_row_has_need_the_whole_table() {
+        among(50, |root, rows, known| {
+            for number in 0..OTHERS {
+                let left = rows.plugin.join(format!("live/private/V/left-{number}"));
+                std::fs::create_dir(&left).unwrap();
+                mount_bind(root.join("b/y"), &left).unwrap();
+            }
+            unmount(rows.private(9), UnmountFlags::empty()).unwrap();
+            mount_bind(root.join("b/y"), rows.private(9)).unwrap();
+            assert!(rows.ask(known, 7, true).is_none(), "one of them may be of a row");
+        });
+    }
+
+    #[test]
+    fn mount_that_no_row_has_stands_for_none() {
+        among(50, |root, rows, known| {
+            let left = rows.plugin.join("live/private/V/left");
+            std::fs::create_dir(&left).unwrap();
+            mount_bind(root.join("a"), &left).unwrap();
+            assert_eq!(rows.roots(known, 7, true), only("/x"));
         });
     }
 }

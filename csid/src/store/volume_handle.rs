@@ -1,7 +1,10 @@
 //! The handle of a volume at its plugin, and its text: the contract's `external-id` and the journal's.
 
 use std::borrow::Cow;
+use std::ffi::OsStr;
 use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use rusqlite::ToSql;
 use rusqlite::types::{FromSql, FromSqlResult, Null, ToSqlOutput, ValueRef};
@@ -78,6 +81,39 @@ pub const STAGING: &str = "staging";
 /// Directory in which plugins publish. Only root may enter it.
 pub const PRIVATE: &str = "private";
 pub const PUBLISH: &str = "publish";
+
+/// Returns the directory of a volume, of one of the [`KINDS`], that `path` is in or that it is. `None`: there is none.
+pub fn directory_of(path: &Path) -> Option<&Path> {
+    directory_in(path, last_of(path.parent()?, &KINDS)?)
+}
+
+/// Returns the directory in `kind` that `path` is in or that it is. `None`: `path` is not below `kind`.
+pub fn directory_in<'p>(path: &'p Path, kind: &Path) -> Option<&'p Path> {
+    let rest = bytes(path).get(bytes(kind).len() + 1..)?;
+    let name = rest.iter().position(|byte| *byte == b'/').unwrap_or(rest.len());
+    Some(part(path, bytes(kind).len() + 1 + name))
+}
+
+/// Returns the longest part of `path` that ends with one of these names. The comparison is of bytes, because each mount has some.
+pub fn last_of<'p>(path: &'p Path, names: &[&str]) -> Option<&'p Path> {
+    let mut left = bytes(path);
+    loop {
+        let slash = left.iter().rposition(|byte| *byte == b'/')?;
+        if names.iter().any(|name| left[slash + 1..] == *name.as_bytes()) {
+            return Some(part(path, left.len()));
+        }
+        left = &left[..slash];
+    }
+}
+
+pub fn bytes(path: &Path) -> &[u8] {
+    path.as_os_str().as_bytes()
+}
+
+/// Returns the first `length` bytes of a path.
+fn part(path: &Path, length: usize) -> &Path {
+    Path::new(OsStr::from_bytes(&bytes(path)[..length]))
+}
 
 /// Returns whether `name` has the form of the names that csid gives to directories.
 pub fn is_ours(name: &str) -> bool {

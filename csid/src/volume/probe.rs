@@ -9,13 +9,15 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::host::{
-    Backing, Look, MountTable, OwnMounts, OwnPaths, PlacedMount, Shown, TableMount, mount_table,
+    Backing, Look, MountTable, OwnMounts, OwnPath, OwnPaths, PlacedMount, Shown, TableMount, mount_table,
 };
-use crate::store::rows::{AttachmentMode, Leg, MountRow, VolumeRow};
+use crate::store::rows::{AttachmentMode, Leg, MountKey, MountRow, VolumeRow};
 use crate::volume::context::Context;
 use crate::volume::model::paths;
-use crate::volume::model::volume::{Observed, Volume};
+use crate::volume::model::volume::{Observed, Volume, has_key};
 
+/// Of a volume with more rows csid does not ask for each mount.
+const FEW_ROWS: usize = 16;
 /// The pause before a stale mount is probed again.
 pub(super) const STALE: Duration = Duration::from_secs(1);
 
@@ -136,54 +138,82 @@ impl Context {
 }
 
 impl Context {
-    /// Returns the mounts of csid's own namespace that may concern the volume. A directory that was renamed into the volume's one a
-    /// moment ago may be missing.
-    pub(super) async fn own_mounts(&self, volume: &Volume) -> Result<OwnMounts, Error> {
-        self.own_mounts_at(volume, &self.places_of(volume)).await
-    }
-
-    /// Returns the mounts as [`Context::own_mounts`] does, with directories that are renamed. What is missing here would count as the
-    /// plugin's later.
-    pub(super) async fn own_mounts_now(&self, volume: &Volume) -> Result<OwnMounts, Error> {
-        let places = OwnPaths { needs_read: true, ..self.places_of(volume) };
-        self.own_mounts_at(volume, &places).await
-    }
-
-    async fn own_mounts_at(&self, volume: &Volume, places: &OwnPaths<'_>) -> Result<OwnMounts, Error> {
+    /// Returns the mounts of csid's own namespace that may concern the volume with these paths. A directory that was renamed into the
+    /// volume's one a moment ago may be missing, unless `places` needs another read.
+    pub(super) async fn own_mounts(
+        &self,
+        volume: &Volume,
+        places: &OwnPaths<'_>,
+    ) -> Result<OwnMounts, Error> {
         let backing = known(&volume.row)?;
-        let devices: Vec<u64> = volume.mounts.iter().filter_map(|row| row.device).collect();
-        Ok(self.host.own_mounts(places, &devices, &backing.shown).await?)
+        Ok(self.host.own_mounts(places, &backing.shown).await?)
     }
 
     /// Returns the mounts of what is `shown` that are at no path of a row, nor in a directory of csid's.
     pub(super) fn mounted_here(
         &self,
-        volume: &Volume,
         mounts: &OwnMounts,
         shown: &[Shown],
+        places: &OwnPaths<'_>,
     ) -> Vec<PlacedMount> {
-        let mut found = mounts.foreign(shown, &self.places_of(volume));
+        let mut found = mounts.foreign(shown, places);
         // A volume of another name may be of the same file system.
         found.retain(|mount| mount.path().to_str().is_none_or(|path| self.directory.holder(path).is_none()));
         found
     }
 
-    /// Returns the paths at which a mount of the volume is csid's or the plugin's.
-    fn places_of<'v>(&'v self, volume: &'v Volume) -> OwnPaths<'v> {
-        let rows = volume.mounts.iter();
-        let directories = rows.filter_map(|row| paths::root(Path::new(&row.source)));
-        let directories: BTreeSet<&OsStr> = directories.map(Path::as_os_str).collect();
-        let roots = directories.into_iter().map(|directory| self.root_above(Path::new(directory)));
-        let roots = roots.filter(|root| !root.starts_with(&self.directories.state));
-        let below = roots.chain([self.directories.state.as_path()]).collect();
-        // A staging may have no mount, and a publish of a block device may be a node.
-        let present = volume.mounts.iter().filter(|row| row.publish == Leg::Present);
-        let mounted = present.flat_map(|row| {
+    /// Returns the paths at which a mount of the volume is csid's or the plugin's. `asked`: the row that the question is about, if there
+    /// is one.
+    pub(super) fn places_of<'v>(&'v self, volume: &'v Volume, asked: Option<&MountKey>) -> OwnPaths<'v> {
+        let mut places = OwnPaths::default();
+        let mut roots: BTreeSet<&OsStr> = BTreeSet::new();
+        let own = (volume.mounts.len() > FEW_ROWS).then(|| paths::OwnDirectories::of(&volume.row.key));
+        for row in &volume.mounts {
             let is_block = row.spec.usage.attachment_mode == AttachmentMode::BlockDevice;
-            [Some(row.source.as_str()), Some(row.published()).filter(|_| !is_block)]
-        });
-        let mounted = mounted.flatten().filter(|path| !path.is_empty()).map(OsStr::new).collect();
-        OwnPaths { exact: own_paths(volume), mounted, below, needs_read: false }
+            places.are_nodes |= is_block;
+            if let Some(device) = row.device
+                && !places.devices.contains(&device)
+            {
+                places.devices.push(device);
+            }
+            // A staging may have no mount, and a publish of a block device may be a node.
+            let is_present = row.publish == Leg::Present;
+            let at = |path, is_mounted| OwnPath { path: OsStr::new(path), is_mounted };
+            let source = at(row.source.as_str(), is_present);
+            let private = row.published.as_deref().map(|path| at(path, is_present && !is_block));
+            let target = row.spec.target.as_deref().map(|path| at(path, false));
+            let of_row = [Some(source), private, target].into_iter().flatten();
+            let of_row = of_row.filter(|own| !own.path.is_empty());
+            if asked.is_some_and(|asked| has_key(row, asked)) {
+                places.asked.extend(of_row.clone());
+            }
+            places.exact.extend(of_row);
+            let Some(own) = &own else {
+                roots.extend(paths::root(Path::new(&row.source)).map(Path::as_os_str));
+                continue;
+            };
+            for path in [Some(source), private].into_iter().flatten().map(|own| Path::new(own.path)) {
+                if places.homes.iter().any(|home| paths::is_in(path, home)) {
+                    continue;
+                }
+                match paths::directory_of(path).filter(|_| own.have(path)) {
+                    Some(home) => places.homes.push(home),
+                    None => places.apart.push(path.as_os_str()),
+                }
+                if path == Path::new(source.path) {
+                    roots.extend(paths::root(path).map(Path::as_os_str));
+                }
+            }
+            places.apart.extend(target.map(|own| own.path));
+        }
+        let staging = volume.row.staging.as_deref().filter(|path| !path.is_empty());
+        let staging = staging.map(|path| OwnPath { path: OsStr::new(path), is_mounted: false });
+        places.asked.extend(staging);
+        places.exact.extend(staging);
+        let roots = roots.into_iter().map(|directory| self.root_above(Path::new(directory)));
+        let roots = roots.filter(|root| !root.starts_with(&self.directories.state));
+        places.below = roots.chain([self.directories.state.as_path()]).collect();
+        places
     }
 
     /// Returns the plugin's root that the tmpfs `directory` is at, or `directory`, where it is no such tmpfs.
@@ -195,9 +225,8 @@ impl Context {
     }
 
     /// Notes in `backing` that all mounts of the volume at other paths are the plugin's, or another manager's.
-    pub(super) fn note_found(&self, volume: &Volume, mounts: &OwnMounts, backing: &mut Backing) {
-        let shown = shown_by(volume, mounts);
-        backing.note_found(self.mounted_here(volume, mounts, &shown));
+    pub(super) fn note_found(&self, mounts: &OwnMounts, places: &OwnPaths<'_>, backing: &mut Backing) {
+        backing.note_found(self.mounted_here(mounts, &mounts.shown(places), places));
     }
 }
 
@@ -209,21 +238,6 @@ pub(super) fn known(volume: &VolumeRow) -> Result<Backing, Error> {
             volume.key.handle, volume.key.plugin
         ))
     })
-}
-
-/// Returns the paths of the volume's rows, and of its staging.
-fn own_paths(volume: &Volume) -> BTreeSet<&OsStr> {
-    let rows = volume.mounts.iter();
-    let paths =
-        rows.flat_map(|row| [Some(row.source.as_str()), Some(row.published()), row.spec.target.as_deref()]);
-    let paths = paths.flatten().chain(volume.row.staging.as_deref());
-    paths.filter(|path| !path.is_empty()).map(OsStr::new).collect()
-}
-
-/// Returns what the mounts at the paths of the volume's rows show.
-pub(super) fn shown_by(volume: &Volume, mounts: &OwnMounts) -> Vec<Shown> {
-    let is_block = |row: &Arc<MountRow>| row.spec.usage.attachment_mode == AttachmentMode::BlockDevice;
-    mounts.shown_at(&own_paths(volume), volume.mounts.iter().any(is_block))
 }
 
 /// Returns whether the row's target shows what is at its source. A row without a target counts as bound. `None`: the table has no

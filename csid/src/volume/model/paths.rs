@@ -9,9 +9,9 @@ use sha2::{Digest, Sha256};
 
 use crate::store::registry::VolumeName;
 use crate::store::rows::{AccessMode, MountKey, VolumeKey};
-use crate::store::volume_handle::VolumeHandle;
+use crate::store::volume_handle::{VolumeHandle, bytes, directory_in, last_of};
 
-pub use crate::store::volume_handle::{KINDS, LIVE, PRIVATE, PUBLISH, STAGING, is_ours};
+pub use crate::store::volume_handle::{KINDS, LIVE, PRIVATE, PUBLISH, STAGING, directory_of, is_ours};
 
 /// Name of the publish inside a directory that belongs to one mount.
 pub const VOLUME: &str = "volume";
@@ -68,9 +68,7 @@ pub fn found_at(path: &Path) -> Vec<PathBuf> {
 /// directory.
 pub fn of_volume(source: &Path) -> Option<&Path> {
     let kind = last_of(source.parent()?, &[PUBLISH])?;
-    let rest = bytes(source).get(bytes(kind).len() + 1..)?;
-    let name = rest.iter().position(|byte| *byte == b'/').unwrap_or(rest.len());
-    Some(part(source, bytes(kind).len() + 1 + name))
+    directory_in(source, kind)
 }
 
 /// Returns the plugin's root, below which `source` is published. `None`: `source` is below no directory of publishes.
@@ -86,27 +84,6 @@ pub fn root_of_live(directory: &Path) -> Option<&Path> {
 /// Returns the directory of stagings or of publishes that `path` is in or that it is. `None`: there is none.
 pub fn kind(path: &Path) -> Option<&Path> {
     last_of(path, &KINDS)
-}
-
-/// Returns the longest part of `path` that ends with one of these names. The comparison is of bytes, because each mount has some.
-fn last_of<'p>(path: &'p Path, names: &[&str]) -> Option<&'p Path> {
-    let mut left = bytes(path);
-    loop {
-        let slash = left.iter().rposition(|byte| *byte == b'/')?;
-        if names.iter().any(|name| left[slash + 1..] == *name.as_bytes()) {
-            return Some(part(path, left.len()));
-        }
-        left = &left[..slash];
-    }
-}
-
-fn bytes(path: &Path) -> &[u8] {
-    path.as_os_str().as_bytes()
-}
-
-/// Returns the first `length` bytes of a path.
-fn part(path: &Path, length: usize) -> &Path {
-    Path::new(OsStr::from_bytes(&bytes(path)[..length]))
 }
 
 /// Returns whether csid chose `path` to stage or to publish the volume. For several paths [`OwnDirectories`] is cheaper.
@@ -146,7 +123,13 @@ impl OwnDirectories {
 /// Returns whether `path` is `above` or below it. Both are as csid keeps paths: absolute, without an empty part, `.` or `..`.
 /// The comparison is of bytes: a volume may have thousands of paths.
 pub fn is_at_or_below(path: &str, above: &str) -> bool {
-    path.strip_prefix(above).is_some_and(|rest| rest.is_empty() || rest.starts_with('/') || above == "/")
+    path.starts_with('/') && above == "/" || is_in(Path::new(path), Path::new(above))
+}
+
+/// Returns whether `path` is `directory` or in it, as [`is_at_or_below`] does. The directory is not the root.
+pub fn is_in(path: &Path, directory: &Path) -> bool {
+    let rest = bytes(path).strip_prefix(bytes(directory));
+    rest.is_some_and(|rest| rest.first().is_none_or(|next| *next == b'/'))
 }
 
 /// Returns the name of a volume's directories.

@@ -173,7 +173,7 @@ pub(in crate::volume) fn between(
 }
 
 /// Returns whether the row has this key. The rows of a volume differ in their consumers, so the consumers are compared first.
-pub(super) fn has_key(mount: &MountRow, key: &MountKey) -> bool {
+pub(in crate::volume) fn has_key(mount: &MountRow, key: &MountKey) -> bool {
     mount.key.consumer == key.consumer && mount.key == *key
 }
 

@@ -122,9 +122,11 @@ impl Executor<'_> {
             row.published = published;
         });
         // Mounts of the volume at other paths are the plugin's, or of the manager that made this one.
-        let mounts = self.shared.own_mounts(self.rows.volume()).await?;
+        let places = self.shared.places_of(self.rows.volume(), Some(key));
+        let mounts = self.shared.own_mounts(self.rows.volume(), &places).await?;
         let mut backing = known(&self.rows.volume().row)?;
-        self.shared.note_found(self.rows.volume(), &mounts, &mut backing);
+        self.shared.note_found(&mounts, &places, &mut backing);
+        drop(places);
         self.set_known(&backing)?;
         self.operation.step.decide();
         let event = mount_events::ended(EventKind::Mount, self.row(key), None);

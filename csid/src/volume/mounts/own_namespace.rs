@@ -8,12 +8,12 @@
 use std::path::Path;
 
 use crate::error::{Error, Result};
-use crate::host::{Backing, EndWatches, OwnMounts};
-use crate::store::rows::{Leg, MountRow};
+use crate::host::{Backing, EndWatches, OwnMounts, OwnPaths};
+use crate::store::rows::{Leg, MountKey, MountRow};
 use crate::volume::errors::mount::MountError;
 use crate::volume::executor::Executor;
 use crate::volume::model::volume::{Action, Effect, Volume};
-use crate::volume::probe::{known, shown_by};
+use crate::volume::probe::known;
 
 impl Executor<'_> {
     /// Notes the mounts at paths that no row has, before the volume is staged or published. At the first publish of a volume
@@ -33,8 +33,11 @@ impl Executor<'_> {
         let is_quiet = !volume.mounts.iter().any(|row| is_under_way(row));
         let there = match backing.knows_own() && (is_first || is_quiet) {
             true => {
-                let mounts = self.shared.own_mounts_now(volume).await?;
-                Some(self.shared.mounted_here(volume, &mounts, &shown_by(volume, &mounts)))
+                // What is missing here would count as the plugin's later.
+                let places =
+                    OwnPaths { needs_read: true, ..self.shared.places_of(volume, Some(&effect.key)) };
+                let mounts = self.shared.own_mounts(volume, &places).await?;
+                Some(self.shared.mounted_here(&mounts, &mounts.shown(&places), &places))
             }
             false => None,
         };
@@ -51,7 +54,11 @@ impl Executor<'_> {
 
     /// Notes the plugin's own mounts, after it has published. `is_done`: the publish succeeded. Otherwise the plugin may keep mounts of
     /// it, which matter only where its other mounts are known.
-    pub(in crate::volume::mounts) async fn note_published(&mut self, is_done: bool) -> Result<()> {
+    pub(in crate::volume::mounts) async fn note_published(
+        &mut self,
+        key: &MountKey,
+        is_done: bool,
+    ) -> Result<()> {
         let volume = self.rows.volume();
         let mut backing = known(&volume.row)?;
         // The staging of an older csid: what is the plugin's is not known.
@@ -60,10 +67,11 @@ impl Executor<'_> {
         if !backing.knows_own() && !is_first {
             return Ok(());
         }
-        match self.shared.own_mounts(volume).await {
+        let places = self.shared.places_of(volume, Some(key));
+        match self.shared.own_mounts(volume, &places).await {
             Ok(mounts) => {
-                let shown = shown_by(volume, &mounts);
-                backing.note_published(self.shared.mounted_here(volume, &mounts, &shown));
+                let shown = mounts.shown(&places);
+                backing.note_published(self.shared.mounted_here(&mounts, &shown, &places));
             }
             Err(error) => {
                 tracing::warn!(%error, "it is not known which mounts are the plugin's");
@@ -86,14 +94,14 @@ impl Executor<'_> {
         &self,
         row: &MountRow,
         mounts: &OwnMounts,
+        places: &OwnPaths<'_>,
     ) -> Result<()> {
         let volume = self.rows.volume();
         let backing = known(&volume.row)?;
         if !backing.knows_own() {
             return Ok(());
         }
-        let shown = shown_by(volume, mounts);
-        let mut found = backing.foreign(self.shared.mounted_here(volume, mounts, &shown));
+        let mut found = backing.foreign(self.shared.mounted_here(mounts, &mounts.shown(places), places));
         found.retain(|mount| belongs_to(volume, row, mount.path(), mount.is_read_only()));
         if found.is_empty() {
             return Ok(());

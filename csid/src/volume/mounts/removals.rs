@@ -186,20 +186,22 @@ impl EffectContext<'_> {
     /// Returns an error while another mount namespace, or another path of csid's own, shows the volume. Such a mount may have appeared
     /// since Unmount probed.
     async fn refuse_while_elsewhere(&self, backing: &Backing, outcome: Outcome) -> Result<(), EffectFailure> {
-        // What appears since is found after the unstage. The row, the claim and the attachment stay until it is gone.
         if self.is_unsearched() {
             return Ok(());
         }
         // Nothing shows a file system that has ended. Its number may be another one's by now.
         let mut shown = backing.shown.clone();
         shown.retain(|shown| !self.ends.have_ended(shown.device()));
+        // What appears since is found after the unstage. The row, the claim and the attachment stay until it is gone.
         let has_just_searched =
             outcome == Outcome::NotSent && self.searched.is_some_and(|searched| searched.covers(&shown));
         let failed = |failure: EffectFailure| EffectFailure { outcome, ..failure };
         let consumer = &self.mount.key.consumer;
         if backing.knows_own() && !shown.is_empty() {
-            let mounts = self.shared.own_mounts(self.volume).await.map_err(|error| failed(error.into()))?;
-            let found = backing.foreign(self.shared.mounted_here(self.volume, &mounts, &shown));
+            let places = self.shared.places_of(self.volume, Some(&self.mount.key));
+            let mounts = self.shared.own_mounts(self.volume, &places).await;
+            let mounts = mounts.map_err(|error| failed(error.into()))?;
+            let found = backing.foreign(self.shared.mounted_here(&mounts, &shown, &places));
             if !found.is_empty() {
                 let at = found.iter().map(|mount| mount.path().to_owned()).collect();
                 return Err(EffectFailure::held(outcome, MountError::StillBoundHere { at }.into()));

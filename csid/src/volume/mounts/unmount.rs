@@ -116,8 +116,10 @@ impl Executor<'_> {
         let own = [Some(row.source.as_str()), row.spec.target.as_deref()].into_iter().flatten();
         let own: Vec<&Path> = own.map(Path::new).collect();
         let is_block = row.spec.usage.attachment_mode == AttachmentMode::BlockDevice;
-        let mounts = self.shared.own_mounts(self.rows.volume()).await?;
-        self.refuse_while_bound_here(row, &mounts)?;
+        let places = self.shared.places_of(self.rows.volume(), Some(&row.key));
+        let mounts = self.shared.own_mounts(self.rows.volume(), &places).await?;
+        self.refuse_while_bound_here(row, &mounts, &places)?;
+        drop(places);
         let mounts = self.own_mounts.insert(mounts);
         let shown = mounts.backing(&own, is_block, row.device).shown;
         let plugin = self.shared.plugins.processes(&row.volume.plugin);

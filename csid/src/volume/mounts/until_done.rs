@@ -261,7 +261,11 @@ impl Executor<'_> {
         let own: Vec<&Path> = own.map(Path::new).collect();
         let mounts = match mounts {
             Some(mounts) => mounts,
-            None => self.shared.own_mounts(volume).await.map_err(EffectFailure::nothing_done)?,
+            None => {
+                let places = self.shared.places_of(volume, Some(&mount.key));
+                let mounts = self.shared.own_mounts(volume, &places).await;
+                mounts.map_err(EffectFailure::nothing_done)?
+            }
         };
         // If the mounts are gone, only their device number is known.
         backing.join(mounts.backing(&own, is_block, mount.device));
@@ -352,7 +356,7 @@ impl Executor<'_> {
         let is_done = ended.is_ok();
         if effect.action == Action::Publish
             && (is_done || asked.load(Ordering::Relaxed))
-            && let Err(error) = self.note_published(is_done).await
+            && let Err(error) = self.note_published(&effect.key, is_done).await
             && is_done
         {
             ended = Err(EffectFailure::new(Outcome::Failed, error));

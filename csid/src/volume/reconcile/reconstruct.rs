@@ -155,7 +155,7 @@ impl Context {
         let mounts = self.host.all_own_mounts().await?;
         for volume in &mut volumes {
             let mut backing = Backing::default();
-            self.note_found(volume, &mounts, &mut backing);
+            self.note_found(&mounts, &self.places_of(volume, None), &mut backing);
             volume.row.backing = backing.to_text().ok().filter(|text| !text.is_empty());
         }
         Ok(volumes)
