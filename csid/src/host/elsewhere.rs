@@ -1,6 +1,6 @@
 //! Calls about mounts of a volume in csid's own and in other mount namespaces.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -54,6 +54,13 @@ impl OwnMounts {
             true => self.shown_at(|path| paths.sorted().contains(path), paths.are_nodes),
             false => self.shown_at(|path| paths.have_exactly(path), paths.are_nodes),
         }
+    }
+
+    /// Returns the numbers of the file systems whose whole is mounted at `path`, and whose number the kernel gives to another one once
+    /// they have ended. `is_node`: the path is the node of a block device.
+    pub fn lent_numbers(&self, path: &Path, is_node: bool) -> BTreeSet<u64> {
+        let shown = self.shown_at(|at| at == path.as_os_str(), is_node);
+        shown.iter().filter(|shown| shown.lends_its_number()).map(|shown| shown.device).collect()
     }
 
     /// Returns what the mounts at these paths show. `is_node`: the nodes of a block device.
@@ -173,25 +180,17 @@ impl Host {
         }
     }
 
-    /// Watches for the ends of the file systems without a device whose roots are mounted at these paths. A path that cannot be watched
-    /// is left out.
-    pub async fn watch_ends(&self, plugin: &str, paths: &[&Path]) -> Vec<EndWatch> {
-        let (inotify, request) = match self.ends.request() {
-            Ok(made) => made,
-            Err(error) => {
-                tracing::debug!(%error, "csid cannot watch for the ends of file systems");
-                return Vec::new();
-            }
+    /// Watches the file system with the number `device`, whose root is mounted at `path`, for its end. `None`: csid cannot watch it.
+    pub async fn watch_end(&self, plugin: &str, path: &Path, device: u64) -> Option<EndWatch> {
+        let failed = |error: &dyn std::fmt::Display| {
+            tracing::debug!(path = %path.display(), %error, "csid cannot watch for the end of a file system");
         };
-        let paths = paths.iter().map(|path| path.to_path_buf()).collect();
-        let asked = HelperRequest::WatchEnds { paths };
-        match self.with_descriptor(plugin, asked, Some(inotify)).await {
-            Ok((found, _)) => request.answered(found),
-            Err(error) => {
-                tracing::debug!(plugin, %error, "the ends of a volume's file systems are not watched");
-                Vec::new()
-            }
-        }
+        let (inotify, request) = self.ends.request().inspect_err(|error| failed(error)).ok()?;
+        let asked = HelperRequest::WatchEnd { path: path.to_owned() };
+        let answer = self.with_descriptor::<Option<(u64, i32)>>(plugin, asked, Some(inotify)).await;
+        let (found, watch) = answer.inspect_err(|error| failed(error)).ok()?.0?;
+        let watch = request.answered(watch);
+        (found == device).then_some(watch)
     }
 
     async fn look_elsewhere(&self, question: Question) -> Result<Vec<MountElsewhere>, HostError> {

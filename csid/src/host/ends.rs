@@ -2,14 +2,16 @@
 //! container's, as soon as the file system has ended. Then the number proves nothing any more, and neither do type and source:
 //! each tmpfs has the same. A watch does not keep its file system from ending.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxAttributes, StatxFlags, major, makedev, openat, statx};
+
+use crate::host::caller::WaitingCaller;
 
 /// The watches of csid's process. One inotify instance has them all: the kernel allows few instances for each user.
 #[derive(Default)]
@@ -21,31 +23,42 @@ struct State {
     inotify: Option<OwnedFd>,
     /// Requests for watches that are not answered yet.
     requests: usize,
-    users: HashMap<i32, usize>,
-    /// The watches whose file system has ended, of those that have a user or may be in the answer to a request.
-    ended: HashSet<i32>,
+    watches: HashMap<i32, Watch>,
 }
 
-/// A watch for the end of the file system that has the number `device`.
+#[derive(Default)]
+struct Watch {
+    /// 0: a request may have it in its answer.
+    users: usize,
+    has_ended: bool,
+}
+
+/// A watch for the end of one file system.
 pub struct EndWatch {
     ends: Arc<Ends>,
-    device: u64,
     watch: i32,
 }
 
-/// Watches of a volume's file systems.
+/// What is known of the ends of a volume's file systems, by their numbers.
 #[derive(Default)]
-pub struct EndWatches(Vec<EndWatch>);
+pub struct KnownEnds(HashMap<u64, Vec<Option<EndWatch>>>);
 
-impl EndWatches {
-    pub fn add(&mut self, watches: Vec<EndWatch>) {
-        self.0.extend(watches);
+impl KnownEnds {
+    /// Notes that a file system with this number was mounted, with its watch. `None`: its end will not be known.
+    pub fn note(&mut self, device: u64, watch: Option<EndWatch>) {
+        let of_device = self.0.entry(device).or_default();
+        let is_same = |known: &Option<EndWatch>| {
+            known.as_ref().map(|known| known.watch) == watch.as_ref().map(|new| new.watch)
+        };
+        if !of_device.iter().any(is_same) {
+            of_device.push(watch);
+        }
     }
 
-    /// Returns whether each watched file system with this number has ended. Without a watch it is not known, and the answer is false.
+    /// Returns whether each noted file system with this number has ended. Where that is not known, the answer is false.
     pub fn have_ended(&self, device: u64) -> bool {
-        let mut of_device = self.0.iter().filter(|watch| watch.device == device).peekable();
-        of_device.peek().is_some() && of_device.all(EndWatch::has_ended)
+        let Some(of_device) = self.0.get(&device) else { return false };
+        of_device.iter().all(|watch| watch.as_ref().is_some_and(EndWatch::has_ended))
     }
 }
 
@@ -53,32 +66,22 @@ impl EndWatch {
     fn has_ended(&self) -> bool {
         let mut state = self.ends.state();
         state.read();
-        state.ended.contains(&self.watch)
+        state.watches.get(&self.watch).is_some_and(|watch| watch.has_ended)
     }
 }
 
 impl Drop for EndWatch {
     fn drop(&mut self) {
         let mut state = self.ends.state();
-        let left = state.users.get(&self.watch).map_or(0, |users| users - 1);
-        if left > 0 {
-            state.users.insert(self.watch, left);
-            return;
-        }
-        state.read();
-        state.users.remove(&self.watch);
-        if !state.ended.contains(&self.watch)
-            && let Some(inotify) = &state.inotify
-        {
-            // A file system that ends meanwhile has removed its watch.
-            let _ = inotify::remove_watch(inotify, self.watch);
-        } else if state.requests == 0 {
-            state.ended.remove(&self.watch);
+        let Some(watch) = state.watches.get_mut(&self.watch) else { return };
+        watch.users -= 1;
+        if watch.users == 0 {
+            state.tidy();
         }
     }
 }
 
-/// A request for watches, until it is answered.
+/// A request for a watch, until it is answered.
 pub(super) struct EndRequest(Arc<Ends>);
 
 impl Ends {
@@ -86,7 +89,7 @@ impl Ends {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins a request for watches. Returns the inotify instance that they are added to.
+    /// Begins a request for a watch. Returns the inotify instance that the watch is added to.
     pub(super) fn request(self: &Arc<Self>) -> rustix::io::Result<(OwnedFd, EndRequest)> {
         let mut state = self.state();
         let inotify = match state.inotify.take() {
@@ -102,16 +105,10 @@ impl Ends {
 }
 
 impl EndRequest {
-    /// Takes the answer: the numbers of file systems, each with its watch.
-    pub(super) fn answered(self, found: Vec<(u64, i32)>) -> Vec<EndWatch> {
-        let mut state = self.0.state();
-        let mut watch = |(device, watch)| {
-            *state.users.entry(watch).or_default() += 1;
-            EndWatch { ends: Arc::clone(&self.0), device, watch }
-        };
-        let watches = found.into_iter().map(&mut watch).collect();
-        drop(state);
-        watches
+    /// Takes the answer.
+    pub(super) fn answered(self, watch: i32) -> EndWatch {
+        self.0.state().watches.entry(watch).or_default().users += 1;
+        EndWatch { ends: Arc::clone(&self.0), watch }
     }
 }
 
@@ -119,10 +116,7 @@ impl Drop for EndRequest {
     fn drop(&mut self) {
         let mut state = self.0.state();
         state.requests -= 1;
-        let State { requests, users, ended, .. } = &mut *state;
-        if *requests == 0 {
-            ended.retain(|watch| users.contains_key(watch));
-        }
+        state.tidy();
     }
 }
 
@@ -133,33 +127,43 @@ impl State {
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let mut reader = Reader::new(inotify, &mut buffer);
         while let Ok(event) = reader.next() {
-            let watch = event.wd();
-            if event.events().contains(ReadFlags::UNMOUNT)
-                && (self.requests > 0 || self.users.contains_key(&watch))
-            {
-                self.ended.insert(watch);
+            if !event.events().contains(ReadFlags::UNMOUNT) {
+                continue;
             }
+            if let Some(watch) = self.watches.get_mut(&event.wd()) {
+                watch.has_ended = true;
+            } else if self.requests > 0 {
+                self.watches.insert(event.wd(), Watch { users: 0, has_ended: true });
+            }
+        }
+    }
+
+    /// Removes the watches without a user, unless a request may have one of them in its answer.
+    fn tidy(&mut self) {
+        if self.requests > 0 {
+            return;
+        }
+        self.read();
+        let Some(inotify) = &self.inotify else { return };
+        for (id, _) in self.watches.extract_if(|_, watch| watch.users == 0) {
+            // A file system that has ended has removed its watch.
+            let _ = inotify::remove_watch(inotify, id);
         }
     }
 }
 
-/// Watches the file systems without a device whose roots are mounted at these paths, by the inotify instance. Returns their numbers and
-/// watches.
-pub(super) fn watch(inotify: impl AsFd, paths: &[PathBuf]) -> Vec<(u64, i32)> {
-    paths.iter().filter_map(|path| watch_at(inotify.as_fd(), path)).collect()
-}
-
-fn watch_at(inotify: impl AsFd, path: &Path) -> Option<(u64, i32)> {
+/// Watches the file system without a device whose root is mounted at `path`, by the inotify instance. Returns its number and the watch.
+/// `None`: there is none, or it cannot be watched, or the caller waits no more.
+pub(super) fn watch(inotify: impl AsFd, path: &Path, caller: &WaitingCaller<'_>) -> Option<(u64, i32)> {
     let root = openat(CWD, path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty()).ok()?;
     let found = statx(&root, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::INO).ok()?;
     let device = makedev(found.stx_dev_major, found.stx_dev_minor);
     let is_root = found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT);
-    if !is_root || major(device) != 0 {
+    if !is_root || major(device) != 0 || caller.check(path).is_err() {
         return None;
     }
     let link = format!("/proc/self/fd/{}", root.as_raw_fd());
-    let watch = inotify::add_watch(inotify, link, WatchFlags::DELETE_SELF).ok()?;
-    Some((device, watch))
+    Some((device, inotify::add_watch(inotify, link, WatchFlags::DELETE_SELF).ok()?))
 }
 
 #[cfg(test)]
@@ -169,6 +173,9 @@ mod tests {
     };
 
     use super::*;
+
+    /// Stands for the number of a file system.
+    const DEVICE: u64 = 5;
 
     /// Runs `test` in a mount namespace of its own, with a tmpfs at `a` and its directory bound at `b`.
     fn apart(test: impl FnOnce(&Path, &Arc<Ends>) + Send) {
@@ -189,13 +196,33 @@ mod tests {
         std::thread::scope(|scope| scope.spawn(run).join().unwrap());
     }
 
-    fn watched(ends: &Arc<Ends>, paths: &[PathBuf]) -> EndWatches {
+    /// Watches as a worker of the helper does. `None`: the worker has not watched.
+    fn watched(ends: &Arc<Ends>, path: &Path) -> Option<EndWatch> {
         let (inotify, request) = ends.request().unwrap();
-        EndWatches(request.answered(watch(inotify, paths)))
+        let (_here, there) = rustix::net::socketpair(
+            rustix::net::AddressFamily::UNIX,
+            rustix::net::SocketType::SEQPACKET,
+            rustix::net::SocketFlags::CLOEXEC,
+            None,
+        )
+        .unwrap();
+        let (device, found) = watch(inotify, path, &WaitingCaller::new(there.as_fd()))?;
+        assert_eq!(device, number(path));
+        Some(request.answered(found))
+    }
+
+    fn known(watches: impl IntoIterator<Item = Option<EndWatch>>) -> KnownEnds {
+        let mut known = KnownEnds::default();
+        watches.into_iter().for_each(|watch| known.note(DEVICE, watch));
+        known
     }
 
     fn number(path: &Path) -> u64 {
         rustix::fs::stat(path).unwrap().st_dev
+    }
+
+    fn mounted(path: &Path) {
+        mount("tmpfs", path, "tmpfs", MountFlags::empty(), None).unwrap();
     }
 
     fn gone(path: &Path) {
@@ -206,44 +233,69 @@ mod tests {
     fn file_system_ends_with_its_last_mount() {
         apart(|root, ends| {
             let [a, b] = ["a", "b"].map(|name| root.join(name));
-            let device = number(&a);
-            let [first, mut second] = [(); 2].map(|()| watched(ends, std::slice::from_ref(&a)));
+            let [first, second] = [(); 2].map(|()| known([watched(ends, &a)]));
             gone(&a);
-            assert!(!first.have_ended(device), "another mount has it");
+            assert!(!first.have_ended(DEVICE), "another mount has it");
             drop(first);
             gone(&b);
-            assert!(second.have_ended(device), "the watch is kept for its other user");
-            assert!(!second.have_ended(device + 1), "that one was not watched");
-            mount("tmpfs", &a, "tmpfs", MountFlags::empty(), None).unwrap();
-            second.add(watched(ends, std::slice::from_ref(&a)).0);
-            second.0.iter_mut().for_each(|watch| watch.device = device);
-            assert!(!second.have_ended(device), "one of two that had this number has not ended");
+            assert!(second.have_ended(DEVICE), "the watch is kept for its other user");
+            assert!(!second.have_ended(DEVICE + 1), "that one was not watched");
             drop(second);
-            assert!(ends.state().users.is_empty() && ends.state().ended.is_empty());
+            assert!(ends.state().watches.is_empty());
         });
     }
 
     #[test]
-    fn end_before_the_answer_counts() {
+    fn end_counts_for_all_that_had_the_number() {
         apart(|root, ends| {
             let [a, b] = ["a", "b"].map(|name| root.join(name));
-            let device = number(&a);
-            let others = watched(ends, std::slice::from_ref(&b));
-            let (inotify, request) = ends.request().unwrap();
-            let found = watch(inotify, std::slice::from_ref(&a));
+            let mut ended = known([watched(ends, &a), watched(ends, &b)]);
+            assert_eq!(ended.0[&DEVICE].len(), 1, "both are one file system");
             gone(&a);
             gone(&b);
-            assert!(others.have_ended(device));
-            drop(others);
-            assert!(EndWatches(request.answered(found)).have_ended(device));
+            assert!(ended.have_ended(DEVICE));
+            mounted(&a);
+            ended.note(DEVICE, watched(ends, &a));
+            assert!(!ended.have_ended(DEVICE), "the next one is mounted");
+            gone(&a);
+            assert!(ended.have_ended(DEVICE));
+            ended.note(DEVICE, None);
+            assert!(!ended.have_ended(DEVICE), "the end of one of them will not be known");
         });
+    }
+
+    /// The answer of a request may have the watch of another volume, which gives its watch up meanwhile.
+    #[test]
+    fn watch_is_kept_while_an_answer_may_have_it() {
+        for has_ended in [true, false] {
+            apart(|root, ends| {
+                let other = watched(ends, &root.join("a")).unwrap();
+                let (_inotify, request) = ends.request().unwrap();
+                let found = other.watch;
+                let end = || ["a", "b"].map(|name| gone(&root.join(name)));
+                if has_ended {
+                    end();
+                }
+                drop(other);
+                let watch = request.answered(found);
+                if !has_ended {
+                    end();
+                }
+                assert!(watch.has_ended());
+                drop(watch);
+                assert!(ends.state().watches.is_empty());
+            });
+        }
     }
 
     #[test]
     fn what_is_no_root_without_a_device_is_not_watched() {
         apart(|root, ends| {
-            let [inside, plain, nothing] = ["a/inside", "", "nothing"].map(|name| root.join(name));
-            assert!(watched(ends, &[inside, plain, nothing]).0.is_empty());
+            for name in ["a/inside", "", "nothing"] {
+                assert!(watched(ends, &root.join(name)).is_none(), "{name}");
+            }
+            let _used = watched(ends, &root.join("a"));
+            assert_eq!(ends.state().requests, 0);
         });
     }
 }

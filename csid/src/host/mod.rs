@@ -56,7 +56,7 @@ pub use base::part_below;
 pub use bind::{Bind, Restrict, Unbind};
 pub use calls::{Host, TargetFd};
 pub use elsewhere::OwnMounts;
-pub use ends::{EndWatch, EndWatches};
+pub use ends::{EndWatch, KnownEnds};
 pub use error::HostError;
 pub use helper::{Sifted, Tree};
 pub use live::Live;

@@ -113,10 +113,10 @@ pub(in crate::host) enum HelperRequest {
     Holders {
         path: PathBuf,
     },
-    /// Watches file systems for their ends, by the inotify instance that comes with it. Its answer names each by its number, with
-    /// the watch.
-    WatchEnds {
-        paths: Vec<PathBuf>,
+    /// Watches the file system at `path` for its end, by the inotify instance that comes with it. Its answer is the number of the file
+    /// system and the watch, if it can be watched.
+    WatchEnd {
+        path: PathBuf,
     },
     /// Searches all mount namespaces. The questions are in the memory that comes with it, and the answers in that of the reply.
     Search,
@@ -170,8 +170,8 @@ impl HelperRequest {
             | HelperRequest::InUse { path }
             | HelperRequest::CheckTarget { target: path, .. }
             | HelperRequest::Resolve { directory: path }
+            | HelperRequest::WatchEnd { path }
             | HelperRequest::RemoveOrphan { path, .. } => vec![path],
-            HelperRequest::WatchEnds { paths } => paths.iter().map(PathBuf::as_path).collect(),
             // What holds up a removal is in another namespace. Calls at the path do not hang with it.
             HelperRequest::RemoveLeft { .. }
             | HelperRequest::IsHeld { .. }

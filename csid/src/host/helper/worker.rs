@@ -297,8 +297,8 @@ fn answer(request: HelperRequest, fd: Option<OwnedFd>, caller: WaitingCaller<'_>
             drop(fd);
             plain(&Ok::<_, HostError>(()))
         }
-        HelperRequest::WatchEnds { paths } => {
-            plain(&Ok::<_, HostError>(fd.map(|inotify| ends::watch(inotify, &paths)).unwrap_or_default()))
+        HelperRequest::WatchEnd { path } => {
+            plain(&Ok::<_, HostError>(fd.and_then(|inotify| ends::watch(inotify, &path, &caller))))
         }
         HelperRequest::Holders { path } => plain(&Ok::<_, HostError>(table::holders(&path))),
         // Never come here: one ends its worker, and `serve` answers the other.

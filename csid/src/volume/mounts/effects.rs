@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::error::{Error, Kind, Obstacle, shown};
 use crate::fault;
 use crate::host::{Access, Bind, Host, HostError, Look, Restrict, part_below};
-use crate::host::{EndWatches, TargetFd};
+use crate::host::{KnownEnds, TargetFd};
 use crate::plugin::{NodeCall, Ready};
 use crate::secret::Secrets;
 use crate::store::rows::{AttachmentMode, Leg, MountRow};
@@ -83,8 +83,8 @@ pub(in crate::volume) struct EffectContext<'a> {
     pub(in crate::volume) force: Force,
     /// The search of the operation that found no copy elsewhere. `None`: there was none, or an effect has failed since.
     pub(in crate::volume) searched: Option<&'a Searched>,
-    /// Watches of the file systems that the volume's mounts have shown.
-    pub(in crate::volume) ends: &'a EndWatches,
+    /// What is known of the ends of the file systems that the volume's mounts have shown.
+    pub(in crate::volume) ends: &'a KnownEnds,
 }
 
 impl EffectContext<'_> {

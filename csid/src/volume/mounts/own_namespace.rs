@@ -8,7 +8,7 @@
 use std::path::Path;
 
 use crate::error::{Error, Result};
-use crate::host::{Backing, EndWatches, OwnMounts, OwnPaths};
+use crate::host::{Backing, KnownEnds, OwnMounts, OwnPaths};
 use crate::store::rows::{Leg, MountKey, MountRow};
 use crate::volume::errors::mount::MountError;
 use crate::volume::executor::Executor;
@@ -44,7 +44,7 @@ impl Executor<'_> {
         match there {
             there if is_first => {
                 backing = backing.restaged(there.unwrap_or_default());
-                *self.rows.ends_mut() = EndWatches::default();
+                *self.rows.ends_mut() = KnownEnds::default();
             }
             Some(there) => backing.note_before(there),
             None => return Ok(()),

@@ -1,5 +1,6 @@
 //! Carries a mount, an unmount or the rest of one to its end: takes a step, writes it, performs the effect, and feeds its outcome back.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -251,8 +252,12 @@ impl Executor<'_> {
         let removes = matches!(effect.action, Action::Unpublish | Action::Unstage) && !is_not_last;
         // An Unpublish since the volume was staged has recorded the staging, too.
         let mut backing = probe::known(&volume.row).map_err(EffectFailure::nothing_done)?;
-        let is_noted =
-            effect.action == Action::Unstage && effect.from == Leg::Present && !backing.is_unknown();
+        // A restarted plugin may have mounted another file system since, with the number of the first one.
+        let may_be_another = backing.shown.iter().any(Shown::lends_its_number);
+        let is_noted = effect.action == Action::Unstage
+            && effect.from == Leg::Present
+            && !backing.is_unknown()
+            && !may_be_another;
         if !removes || is_noted || self.force >= Force::Dead || mount.status.healing {
             return Ok(());
         }
@@ -269,9 +274,16 @@ impl Executor<'_> {
         };
         // If the mounts are gone, only their device number is known.
         backing.join(mounts.backing(&own, is_block, mount.device));
-        if backing.shown.iter().any(Shown::lends_its_number) {
-            let watches = self.shared.host.watch_ends(&mount.volume.plugin, &own).await;
-            self.rows.ends_mut().add(watches);
+        let mut seen = BTreeMap::new();
+        for path in own {
+            for device in mounts.lent_numbers(path, is_block) {
+                if !seen.contains_key(&device) {
+                    seen.insert(device, self.shared.host.watch_end(&mount.volume.plugin, path, device).await);
+                }
+            }
+        }
+        for (device, watch) in seen {
+            self.rows.ends_mut().note(device, watch);
         }
         self.set_known(&backing).map_err(EffectFailure::nothing_done)
     }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::host::EndWatches;
+use crate::host::KnownEnds;
 use crate::store::rows::{MountKey, MountRow, NewEvent};
 use crate::store::{Change, Durability, Store, Syncing};
 use crate::volume::model::admission::Refusal;
@@ -26,8 +26,8 @@ pub(in crate::volume) struct JournaledVolume {
     durable: Option<DurableRows>,
     /// Unfinished releases of claims of this node, and unfinished controller calls. The registry has their records.
     unfinished: BTreeMap<Subject, Unfinished>,
-    /// Watches of the file systems that the volume's mounts have shown since it was staged.
-    ends: EndWatches,
+    /// What is known of the ends of the file systems that the volume's mounts have shown since it was staged.
+    ends: KnownEnds,
 }
 
 struct DurableRows {
@@ -49,7 +49,7 @@ impl JournaledVolume {
             writing: None,
             durable: None,
             unfinished: BTreeMap::new(),
-            ends: EndWatches::default(),
+            ends: KnownEnds::default(),
         }
     }
 
@@ -100,11 +100,11 @@ impl JournaledVolume {
         self.now.row.backing = backing;
     }
 
-    pub(in crate::volume) fn ends(&self) -> &EndWatches {
+    pub(in crate::volume) fn ends(&self) -> &KnownEnds {
         &self.ends
     }
 
-    pub(in crate::volume) fn ends_mut(&mut self) -> &mut EndWatches {
+    pub(in crate::volume) fn ends_mut(&mut self) -> &mut KnownEnds {
         &mut self.ends
     }
 
