@@ -1,6 +1,6 @@
 //! Carries a mount, an unmount or the rest of one to its end: takes a step, writes it, performs the effect, and feeds its outcome back.
 
-use std::collections::BTreeMap;
+use std::collections::btree_map::{BTreeMap, Entry};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -277,8 +277,8 @@ impl Executor<'_> {
         let mut seen = BTreeMap::new();
         for path in own {
             for device in mounts.lent_numbers(path, is_block) {
-                if !seen.contains_key(&device) {
-                    seen.insert(device, self.shared.host.watch_end(&mount.volume.plugin, path, device).await);
+                if let Entry::Vacant(new) = seen.entry(device) {
+                    new.insert(self.shared.host.watch_end(&mount.volume.plugin, path, device).await);
                 }
             }
         }
