@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::host::{OwnMounts, Shown, TargetFd};
+use crate::store::rows::MountKey;
 use crate::volume::api::requests::Force;
 use crate::volume::context::Context;
 use crate::volume::control::engine::Engine;
@@ -29,8 +30,9 @@ pub(in crate::volume) struct Executor<'a> {
     pub(in crate::volume) own: bool,
     /// Whether an effect is under way: the rows have its intent.
     pub(in crate::volume) in_effect: bool,
-    /// The mounts that the checks before an unmount have read. Only the first effect of the operation uses them.
-    pub(in crate::volume) own_mounts: Option<OwnMounts>,
+    /// The mounts that the checks before an unmount have read, and the row that they were read for. Only the first effect of the
+    /// operation uses them, if it is one of that row.
+    pub(in crate::volume) own_mounts: Option<(MountKey, OwnMounts)>,
     /// Whether this operation has found the tmpfs of the plugin's root at its place.
     pub(in crate::volume) has_tmpfs: bool,
     /// The search of this operation that found no copy elsewhere. `None`: there was none, or an effect has failed since.

@@ -120,7 +120,7 @@ impl Executor<'_> {
         let mounts = self.shared.own_mounts(self.rows.volume(), &places).await?;
         self.refuse_while_bound_here(row, &mounts, &places)?;
         drop(places);
-        let mounts = self.own_mounts.insert(mounts);
+        let (_, mounts) = self.own_mounts.insert((row.key.clone(), mounts));
         let shown = mounts.backing(&own, is_block, row.device).shown;
         let plugin = self.shared.plugins.processes(&row.volume.plugin);
         let mut found = match shown.is_empty() && row.publish == Leg::Present {

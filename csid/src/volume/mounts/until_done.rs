@@ -234,7 +234,8 @@ impl Executor<'_> {
     /// Records what the volume's mounts show before they are removed, so that the journal has it along with the intent: a copy
     /// elsewhere outlives csid. Nothing is recorded for a dead mount, because nothing can write to it.
     async fn note_backing(&mut self, effect: &Effect) -> Result<(), EffectFailure> {
-        let mounts = self.own_mounts.take();
+        // The mounts of another row are left out of what was read for one.
+        let mounts = self.own_mounts.take().filter(|(key, _)| *key == effect.key);
         let volume = self.rows.volume();
         let Some(mount) = volume.mount(&effect.key) else { return Ok(()) };
         let staging = volume.row.staging.as_deref();
@@ -265,7 +266,7 @@ impl Executor<'_> {
         let own = [Some(mount.source.as_str()), mount.published.as_deref(), staging].into_iter().flatten();
         let own: Vec<&Path> = own.map(Path::new).collect();
         let mounts = match mounts {
-            Some(mounts) => mounts,
+            Some((_, mounts)) => mounts,
             None => {
                 let places = self.shared.places_of(volume, Some(&mount.key));
                 let mounts = self.shared.own_mounts(volume, &places).await;
