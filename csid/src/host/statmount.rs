@@ -20,7 +20,8 @@ const SYS_LISTMOUNT: libc::c_long = 458;
 /// Stands for the root of a namespace in a request of `listmount`.
 const LSMT_ROOT: u64 = u64::MAX;
 /// Mounts that one call of `listmount` returns at most. The kernel lets no process mount while it makes a page, and takes a time for
-/// each mount that grows with the number of mounts below it. After a page that took less than [`QUICK`] csid asks for a longer one.
+/// each mount that grows with the number of mounts below it. After a page of csid's own namespace that took less than [`QUICK`] csid asks
+/// for a longer one. Users make other namespaces, and may make them slow.
 const PAGE: usize = 128;
 const LONG_PAGE: usize = 512;
 const QUICK: Duration = Duration::from_micros(50);
@@ -191,9 +192,14 @@ pub(super) fn mounts(namespace: u64, mount: Option<u64>, end: Instant) -> Result
         if now >= end {
             return Ok(ListedMounts { ids: found, is_cut: true });
         }
-        length = if now - begun < QUICK { LONG_PAGE } else { PAGE };
+        length = next_page(namespace, now - begun);
         begun = now;
     }
+}
+
+/// Returns the length of the page that follows one that took so long.
+fn next_page(namespace: u64, took: Duration) -> usize {
+    if namespace == OWN && took < QUICK { LONG_PAGE } else { PAGE }
 }
 
 fn size() -> u32 {
@@ -305,5 +311,19 @@ impl Answer {
     fn string(&self, offset: u32) -> &[u8] {
         let rest = self.strings.get(offset as usize..).unwrap_or_default();
         rest.split(|byte| *byte == 0).next().unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_csids_own_namespace_has_long_pages() {
+        for (namespace, took, length) in
+            [(OWN, Duration::ZERO, LONG_PAGE), (OWN, QUICK, PAGE), (7, Duration::ZERO, PAGE)]
+        {
+            assert_eq!(next_page(namespace, took), length, "{namespace} {took:?}");
+        }
     }
 }
