@@ -15,6 +15,8 @@ pub(super) struct MountFacts {
     pub place: u64,
     /// A hash of the directory that the path is in, if it has the form of a volume's. 0: it has not.
     pub home: u64,
+    /// A hash of the directory that is two levels above that one: a volume's is below a tmpfs of csid's. 0: as of `home`.
+    pub live: u64,
     /// The directory that it showed when csid last asked. Empty: the answer was too long, so it may be any directory.
     pub root: Arc<Path>,
 }
@@ -120,9 +122,9 @@ mod tests {
 
     fn index(mounts: &[(u64, u64, &str)]) -> MountIndex {
         let mut index = MountIndex::default();
-        for (id, device, root) in mounts {
+        for &(id, device, root) in mounts {
             let root = Arc::from(Path::new(root));
-            index.note(MountFacts { id: *id, old_id: *id, device: *device, place: *id, home: 0, root });
+            index.note(MountFacts { id, old_id: id, device, place: id, home: 0, live: 0, root });
         }
         index
     }

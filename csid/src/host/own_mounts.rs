@@ -19,7 +19,7 @@ use tokio::sync::Mutex;
 
 use crate::host::mount_index::{MountFacts, MountIndex};
 use crate::host::namespaces::Shown;
-use crate::host::own_paths::{OwnPath, OwnPaths};
+use crate::host::own_paths::{OwnPath, OwnPaths, live_of};
 use crate::host::statmount::{OWN, Stat, mounts, unless_gone};
 use crate::host::table::{self, MountEntry, blocking};
 use crate::store::volume_handle::directory_of;
@@ -82,8 +82,8 @@ struct ListedBelow {
 struct Asked {
     /// By their ids. `true`: it is at a path of one of the volume's rows.
     found: BTreeMap<u64, (MountEntry, bool)>,
-    /// The ids and file systems of all mounts that are not below csid's tmpfs and that csid has not asked for. `None`: all mounts that
-    /// csid has not asked for may be foreign.
+    /// The ids and file systems of all mounts that csid has not asked for, and that are not below csid's tmpfs or have a path that is too
+    /// long. `None`: all mounts that csid has not asked for may be foreign.
     apart: Option<Vec<(u64, u64)>>,
 }
 
@@ -259,11 +259,11 @@ impl Known {
             Err(error) if is_too_long(&error) => {
                 let (old_id, device) = self.stat().identity(OWN, id)?;
                 let root = Arc::from(Path::new(""));
-                Ok(Some(MountFacts { id, old_id, device, place: 0, home: 0, root }))
+                Ok(Some(MountFacts { id, old_id, device, place: 0, home: 0, live: 0, root }))
             }
             Ok(Some(MountEntry { id: old_id, device, path, root, .. })) => {
-                let (place, home) = (self.place_of(&path), self.home_of(&path));
-                Ok(Some(MountFacts { id, old_id, device, place, home, root: Arc::from(root) }))
+                let (place, (home, live)) = (self.place_of(&path), self.home_of(&path));
+                Ok(Some(MountFacts { id, old_id, device, place, home, live, root: Arc::from(root) }))
             }
             Ok(None) => Ok(None),
             Err(error) => Err(error),
@@ -275,9 +275,11 @@ impl Known {
         self.hasher.hash_one(path.as_os_str())
     }
 
-    /// Returns the hash of the volume's directory that the path is in. 0: it is in none.
-    fn home_of(&self, path: &Path) -> u64 {
-        directory_of(path).map_or(0, |home| self.place_of(home))
+    /// Returns the hashes of the volume's directory that the path is in, and of the tmpfs that this one would be below. 0: it is in none.
+    fn home_of(&self, path: &Path) -> (u64, u64) {
+        let place_of = |path: Option<&Path>| path.map_or(0, |path| self.place_of(path));
+        let home = directory_of(path);
+        (place_of(home), place_of(home.and_then(live_of)))
     }
 
     /// Reads the directories of all known mounts from mountinfo. One read serves all questions until csid has used it for long enough.
@@ -293,8 +295,8 @@ impl Known {
             let Some((root, path)) = mount.root_and_path() else { continue };
             let place = self.place_of(&path);
             if (facts.place, facts.root.as_os_str()) != (place, root.as_os_str()) {
-                let home = self.home_of(&path);
-                self.mounts.note(MountFacts { place, home, root: Arc::from(&*root), ..facts.clone() });
+                let (home, live) = self.home_of(&path);
+                self.mounts.note(MountFacts { place, home, live, root: Arc::from(&*root), ..facts.clone() });
             }
         }
         let used = (begun.elapsed() * USES_OF_READ).clamp(SHORTEST_USE, LONGEST_USE);
@@ -375,10 +377,11 @@ impl Known {
             while listed.next_if(|id| *id < facts.id).is_some() {}
             let is_below = listed.next_if_eq(&facts.id).is_some();
             let is_at_home = homes.contains(&facts.home);
-            let has_come = is_below && facts.home == 0;
-            if places.contains(&facts.place) || has_come {
+            let has_come = is_below && !below.lives.contains(&facts.live);
+            let is_too_long = facts.place == 0;
+            if places.contains(&facts.place) || (has_come && !is_too_long) {
                 ids.push(facts.id);
-            } else if !is_below {
+            } else if !is_below || is_too_long {
                 apart.push((facts.id, facts.device));
             } else if is_at_home {
                 let is_like = |of: &&mut Alike| of.device == facts.device && of.root == facts.root;
@@ -761,20 +764,25 @@ mod tests {
         });
     }
 
+    /// Binds `from` below `at`, at a path that is too long for an answer.
+    fn mount_at_long_path(from: &Path, at: &Path) {
+        std::fs::create_dir_all(at).unwrap();
+        // Longer than a path may be in one call.
+        let below = ["n".repeat(255).as_str()].repeat(14).join("/");
+        let mut directory = std::fs::File::open(at).unwrap();
+        for _ in 0..4 {
+            let link = format!("/proc/self/fd/{}/{below}", directory.as_raw_fd());
+            std::fs::create_dir_all(&link).unwrap();
+            directory = std::fs::File::open(&link).unwrap();
+        }
+        mount_bind(from, format!("/proc/self/fd/{}", directory.as_raw_fd())).unwrap();
+    }
+
     #[test]
     fn mount_at_a_long_path_keeps_the_others_known() {
         apart(|root, known| {
             let a = root.join("a");
-            // Longer than a path may be in one call.
-            let below = ["n".repeat(255).as_str()].repeat(14).join("/");
-            let mut directory = std::fs::File::open(&a).unwrap();
-            for _ in 0..4 {
-                let link = format!("/proc/self/fd/{}/{below}", directory.as_raw_fd());
-                std::fs::create_dir_all(&link).unwrap();
-                directory = std::fs::File::open(&link).unwrap();
-            }
-            mount_bind(root.join("c"), format!("/proc/self/fd/{}", directory.as_raw_fd())).unwrap();
-            drop(directory);
+            mount_at_long_path(&root.join("c"), &a);
             refresh(known);
             let facts = known.mounts.len();
             assert_eq!(ask(known, &[&a], &[&a], &[]), Some(vec![a.clone()]));
@@ -793,6 +801,7 @@ mod tests {
         count: usize,
         /// Where one of the consumers wants its mount.
         target: PathBuf,
+        homes: [PathBuf; 2],
     }
 
     impl Rows {
@@ -807,7 +816,8 @@ mod tests {
                 false => live.join(format!("private/V/{}", number - count)),
             };
             let paths = (0..2 * count).map(path).collect();
-            let rows = Rows { plugin, paths, count, target: root.join("target") };
+            let homes = ["publish", "private"].map(|kind| live.join(kind).join("V"));
+            let rows = Rows { plugin, paths, count, target: root.join("target"), homes };
             std::fs::create_dir(&rows.target).unwrap();
             for path in &rows.paths {
                 std::fs::create_dir_all(path).unwrap();
@@ -824,25 +834,23 @@ mod tests {
             &self.paths[self.count + row]
         }
 
-        fn homes(&self) -> [PathBuf; 2] {
-            ["publish", "private"].map(|kind| self.plugin.join("live").join(kind).join("V"))
-        }
-
-        /// Asks what there is of the volume. The question is about one row. `mounted`: whether it has its mounts for certain.
-        fn ask(&self, known: &KnownMounts, row: usize, mounted: bool) -> Option<Vec<MountEntry>> {
+        /// Returns the paths for a question about one row. `mounted`: whether it has its mounts for certain.
+        fn question(&self, row: usize, mounted: bool) -> OwnPaths<'_> {
             let own = |path, is_mounted| OwnPath { path: Path::as_os_str(path), is_mounted };
-            let homes = self.homes();
-            let paths = OwnPaths {
+            OwnPaths {
                 exact: self.paths.iter().chain([&self.target]).map(|path| own(path, false)).collect(),
                 asked: vec![own(self.published(row), mounted), own(self.private(row), mounted)],
-                homes: homes.iter().map(PathBuf::as_path).collect(),
+                homes: self.homes.iter().map(PathBuf::as_path).collect(),
                 apart: vec![self.target.as_os_str()],
                 below: vec![&self.plugin],
-                needs_read: true,
                 ..OwnPaths::default()
-            };
+            }
+        }
+
+        /// Asks what there is of the volume.
+        fn ask(&self, known: &KnownMounts, row: usize, mounted: bool) -> Option<Vec<MountEntry>> {
             let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-            let found = runtime.block_on(known.about(&paths, &[]))?;
+            let found = runtime.block_on(known.about(&self.question(row, mounted), &[]))?;
             let all = table::entries().unwrap();
             for entry in &found {
                 assert!(all.iter().any(|one| is_same(one, entry)), "mountinfo shows another one: {entry:?}");
@@ -921,6 +929,29 @@ mod tests {
             assert_eq!(rows.roots(known, 7, true), only("/x"), "it is not of the volume");
             mount_move(root.join("d"), rows.published(9)).unwrap();
             assert_eq!(rows.roots(known, 7, true), Some(["/x", "/y"].map(PathBuf::from).into()));
+        });
+    }
+
+    #[test]
+    fn mount_moved_from_a_like_directory_counts() {
+        among(50, |root, rows, known| {
+            let like = root.join("private/V/9");
+            std::fs::create_dir_all(&like).unwrap();
+            mount_bind(root.join("b/y"), &like).unwrap();
+            assert_eq!(rows.roots(known, 7, true), only("/x"), "it is not of the volume");
+            mount_move(&like, rows.private(9)).unwrap();
+            assert_eq!(rows.roots(known, 7, true), Some(["/x", "/y"].map(PathBuf::from).into()));
+        });
+    }
+
+    #[test]
+    fn mount_below_the_tmpfs_at_a_long_path_is_left() {
+        among(50, |root, rows, known| {
+            let at = rows.plugin.join("live/private/V/long");
+            mount_at_long_path(&root.join("a"), &at);
+            assert_eq!(rows.roots(known, 7, true), only("/x"), "it is of another file system");
+            mount_at_long_path(&root.join("b/x"), &at);
+            assert!(rows.ask(known, 7, true).is_none(), "only mountinfo has its path");
         });
     }
 

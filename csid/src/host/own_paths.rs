@@ -55,7 +55,11 @@ impl<'a> OwnPaths<'a> {
 
     /// Returns the tmpfs of csid's that all directories of the volume are below. Empty: csid asks for the mount at each path.
     pub(super) fn lives(&self) -> BTreeSet<&'a Path> {
-        let of = |home: &&'a Path| home.parent().and_then(Path::parent);
-        self.homes.iter().filter_map(of).collect()
+        self.homes.iter().filter_map(|home| live_of(home)).collect()
     }
+}
+
+/// Returns the tmpfs of csid's that a volume's directory is two levels below.
+pub(super) fn live_of(home: &Path) -> Option<&Path> {
+    home.parent().and_then(Path::parent)
 }
