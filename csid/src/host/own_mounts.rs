@@ -49,8 +49,8 @@ struct Known {
     mounts: MountIndex,
     /// The last question that was asked before the last complete list of the mounts was begun.
     listed_for: u64,
-    /// The mounts below csid's tmpfs since that list. `None`: no question needed them.
-    below: Option<ListedBelow>,
+    /// The mounts below csid's tmpfs since that list.
+    below: ListedBelow,
     /// The last read of the directories of all mounts. `None`: they were never read.
     read: Option<RootsRead>,
     stat: Option<Stat>,
@@ -68,10 +68,11 @@ enum Answers {
 }
 
 /// The mounts below some tmpfs of csid's.
+#[derive(Default)]
 struct ListedBelow {
-    /// The places of the tmpfs.
+    /// The places of the tmpfs. Empty: no question needed the mounts below any.
     lives: BTreeSet<u64>,
-    /// The ids of the tmpfs' own mounts.
+    /// The ids of the tmpfs' own mounts. Empty: one of the places has none or several, so there is no such list.
     tops: Vec<u64>,
     /// In ascending order.
     ids: Vec<u64>,
@@ -121,12 +122,12 @@ impl KnownMounts {
         let mut refreshed = match is_listed {
             true => Ok(()),
             false if is_long => Err(long()),
-            false => known.refresh(FEW, newest, &lives),
+            false => known.list(FEW, question, newest, &lives),
         };
         if refreshed.as_ref().is_err_and(|error| error.kind() == ErrorKind::WouldBlock) {
             let work = move || {
                 let proven = if known.answers == Answers::Unproven { known.prove() } else { Ok(()) };
-                Ok((proven.and_then(|()| known.refresh(usize::MAX, newest, &lives)), known))
+                Ok((proven.and_then(|()| known.list(usize::MAX, question, newest, &lives)), known))
             };
             (refreshed, known) = blocking(work).await.ok()?;
         }
@@ -205,10 +206,19 @@ impl Known {
         Ok(answered)
     }
 
+    /// Lists the mounts, and those below the tmpfs at the places `lives`, unless csid has done so since it was asked the question.
+    /// `most`, `newest`: as of [`Known::refresh`].
+    fn list(&mut self, most: usize, question: u64, newest: u64, lives: &BTreeSet<u64>) -> Result<()> {
+        if self.listed_for < question {
+            self.refresh(most, newest)?;
+        }
+        if self.has_listed_below(lives) { Ok(()) } else { self.list_below(lives) }
+    }
+
     /// Lists the mounts, and asks for those that are new. Fails if the list is longer than `most`.
-    /// `newest`: the last question that was asked before. `lives`: the places of the tmpfs below which csid lists the mounts, too.
-    fn refresh(&mut self, most: usize, newest: u64, lives: &BTreeSet<u64>) -> Result<()> {
-        self.below = None;
+    /// `newest`: the last question that was asked before.
+    fn refresh(&mut self, most: usize, newest: u64) -> Result<()> {
+        self.below = ListedBelow::default();
         let listed = mounts(OWN, None, Instant::now() + END)?;
         if listed.ids.len() > most {
             return Err(long());
@@ -224,14 +234,13 @@ impl Known {
         if let Some(error) = failed {
             return Err(error);
         }
-        self.list_below(lives)?;
         self.listed_for = newest;
         Ok(())
     }
 
     /// Returns whether the mounts below the tmpfs at these places, if there are any, are listed.
     fn has_listed_below(&self, lives: &BTreeSet<u64>) -> bool {
-        lives.is_empty() || self.below.as_ref().is_some_and(|below| below.lives == *lives)
+        lives.is_empty() || self.below.lives == *lives
     }
 
     /// Lists the mounts below the tmpfs at these places. A place without exactly one mount has no such list.
@@ -240,16 +249,17 @@ impl Known {
         for live in lives {
             let place = BTreeSet::from([*live]);
             let mut at = self.mounts.at(&place);
-            let (Some(top), None) = (at.next(), at.next()) else { return Ok(()) };
+            let (Some(top), None) = (at.next(), at.next()) else {
+                tops.clear();
+                break;
+            };
             tops.push(top);
         }
         for top in &tops {
             ids.extend(mounts(OWN, Some(*top), Instant::now() + END)?.ids);
         }
         ids.sort_unstable();
-        if !tops.is_empty() {
-            self.below = Some(ListedBelow { lives: lives.clone(), tops, ids });
-        }
+        self.below = ListedBelow { lives: lives.clone(), tops, ids };
         Ok(())
     }
 
@@ -349,9 +359,12 @@ impl Known {
     /// asks for one that came there. A mount that root has moved from one row's path to another's counts where it was, until a question
     /// is about that row.
     fn ask_some(&mut self, paths: &OwnPaths<'_>, has_read: bool) -> Result<Option<Asked>> {
-        let Some(below) = self.below.take() else { return self.ask_each(paths) };
+        if self.below.tops.is_empty() {
+            return self.ask_each(paths);
+        }
+        let below = std::mem::take(&mut self.below);
         let asked = self.ask_below(&below, paths, has_read);
-        self.below = Some(below);
+        self.below = below;
         asked
     }
 
@@ -585,7 +598,7 @@ mod tests {
     }
 
     fn refresh(known: &mut Known) {
-        known.refresh(usize::MAX, BEFORE, &BTreeSet::new()).unwrap();
+        known.refresh(usize::MAX, BEFORE).unwrap();
     }
 
     /// Asks for the volume that is mounted at these paths.
@@ -1019,6 +1032,48 @@ mod tests {
             assert!(rows.ask(known, 5, false).is_some());
             mount_move(rows.plugin.join("live"), root.join("d")).unwrap();
             assert!(rows.ask(known, 5, false).is_none(), "they are at foreign paths");
+        });
+    }
+
+    /// Asks two questions at once, and makes a foreign bind between their answers. Returns whether the second answer lacks the bind.
+    fn share_a_list(known: &KnownMounts, questions: [OwnPaths<'_>; 2], from: &Path, to: &Path) -> bool {
+        let answers = async {
+            let busy = known.known.lock().await;
+            let [mut first, mut second] =
+                questions.each_ref().map(|question| Box::pin(known.about(question, &[])));
+            assert!(futures_util::poll!(&mut first).is_pending());
+            assert!(futures_util::poll!(&mut second).is_pending());
+            drop(busy);
+            assert!(first.await.is_some(), "no mount is foreign");
+            mount_bind(from, to).unwrap();
+            second.await.is_some()
+        };
+        tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(answers)
+    }
+
+    #[test]
+    fn questions_without_a_tmpfs_share_a_list() {
+        among(4, |root, rows, known| {
+            // The paths are then none below a single mount.
+            mount_bind(rows.plugin.join("live"), root.join("a")).unwrap();
+            mount_move(root.join("a"), rows.plugin.join("live")).unwrap();
+            let questions = [rows.question(2, false), rows.question(3, false)];
+            assert!(share_a_list(known, questions, &root.join("b/x"), &root.join("d")));
+        });
+    }
+
+    #[test]
+    fn questions_of_two_plugins_share_a_list() {
+        among(50, |root, rows, known| {
+            let live = root.join("other/live");
+            std::fs::create_dir_all(&live).unwrap();
+            mount("tmpfs", &live, "tmpfs", MountFlags::empty(), None).unwrap();
+            let (path, home) = (live.join("publish/V/0/volume"), live.join("publish/V"));
+            let shown = root.join("a/x");
+            [&path, &shown].map(|directory| std::fs::create_dir_all(directory).unwrap());
+            mount_bind(&shown, &path).unwrap();
+            let other = OwnPaths { homes: vec![&home], ..at_paths(&[&path]) };
+            assert!(share_a_list(known, [rows.question(7, true), other], &shown, &root.join("d")));
         });
     }
 
