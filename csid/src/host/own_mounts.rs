@@ -352,18 +352,21 @@ impl Known {
     }
 
     /// Asks for the mounts of the row in question, and for one mount of each directory that the other rows' mounts show. `None`: only the
-    /// whole mountinfo answers. `has_read`: the directories of all mounts were just read.
+    /// whole mountinfo answers. `has_read`: the directories of all mounts were just read. `is_read`: they were, since the question was
+    /// asked.
     ///
-    /// A rename of a directory changes what all its mounts show, so csid compares one of them. Only csid and the plugin mount below csid's
-    /// tmpfs, so none of the mounts there is foreign. A mount that root has moved from there may be, as any other mount of the host. csid
-    /// asks for one that came there. A mount that root has moved from one row's path to another's counts where it was, until a question
-    /// is about that row.
-    fn ask_some(&mut self, paths: &OwnPaths<'_>, has_read: bool) -> Result<Option<Asked>> {
+    /// A rename of a directory changes what all its mounts show, so csid compares one of them. Two directories may have had the same name,
+    /// one after the other. Only the read shows these as two.
+    ///
+    /// Only csid and the plugin mount below csid's tmpfs, so none of the mounts there is foreign. A mount that root has moved from there may
+    /// be, as any other mount of the host. csid asks for one that came there. A mount that root has moved from one row's path to another's
+    /// counts where it was, until a question is about that row.
+    fn ask_some(&mut self, paths: &OwnPaths<'_>, is_read: bool, has_read: bool) -> Result<Option<Asked>> {
         if self.below.tops.is_empty() {
             return self.ask_each(paths);
         }
         let below = std::mem::take(&mut self.below);
-        let asked = self.ask_below(&below, paths, has_read);
+        let asked = self.ask_below(&below, paths, is_read, has_read);
         self.below = below;
         asked
     }
@@ -372,6 +375,7 @@ impl Known {
         &mut self,
         below: &ListedBelow,
         paths: &OwnPaths<'_>,
+        is_read: bool,
         has_read: bool,
     ) -> Result<Option<Asked>> {
         for top in &below.tops {
@@ -412,6 +416,9 @@ impl Known {
         if alike.len() > OTHERS {
             return self.ask_each(paths);
         }
+        if paths.needs_read && !is_read && alike.iter().any(|of| of.ids.len() > 1) {
+            return Err(long());
+        }
         let mut asked = Asked { apart: Some(apart), ..Asked::default() };
         if !self.ask(ids, paths, &mut asked)? {
             return Ok(None);
@@ -447,9 +454,10 @@ impl Known {
         question: u64,
         has_read: bool,
     ) -> Result<Option<Vec<MountEntry>>> {
+        let is_read_since = has_read || self.read.is_some_and(|read| read.read_for >= question);
         let asked = match paths.homes.is_empty() {
             true => self.ask_each(paths)?,
-            false => self.ask_some(paths, has_read)?,
+            false => self.ask_some(paths, is_read_since, has_read)?,
         };
         let Some(Asked { mut found, apart }) = asked else { return Ok(None) };
         let own = found.values().filter(|(_, is_own)| *is_own).map(|(entry, _)| entry);
@@ -476,7 +484,6 @@ impl Known {
                 let known = self.mounts.get(*id).filter(|facts| !facts.root.as_os_str().is_empty());
                 known.is_some_and(|facts| *facts.root != *now.root)
             };
-            let is_read_since = self.read.is_some_and(|read| read.read_for >= question);
             // The volume's directory may have been renamed after a read that another question has made.
             let is_known =
                 (is_read_since || (!paths.needs_read && self.has_roots())) && !found.iter().any(is_renamed);
@@ -862,8 +869,12 @@ mod tests {
 
         /// Asks what there is of the volume.
         fn ask(&self, known: &KnownMounts, row: usize, mounted: bool) -> Option<Vec<MountEntry>> {
+            self.answer(known, &self.question(row, mounted))
+        }
+
+        fn answer(&self, known: &KnownMounts, paths: &OwnPaths<'_>) -> Option<Vec<MountEntry>> {
             let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-            let found = runtime.block_on(known.about(&self.question(row, mounted), &[]))?;
+            let found = runtime.block_on(known.about(paths, &[]))?;
             let all = table::entries().unwrap();
             for entry in &found {
                 assert!(all.iter().any(|one| is_same(one, entry)), "mountinfo shows another one: {entry:?}");
@@ -921,6 +932,24 @@ mod tests {
             assert_eq!(rows.roots(known, 7, true), Some(["/x", "/z"].map(PathBuf::from).into()));
             mount_bind(root.join("b/x"), root.join("d")).unwrap();
             assert!(rows.ask(known, 7, true).is_none(), "the bind of its directory is at a foreign path");
+        });
+    }
+
+    #[test]
+    fn directory_that_had_the_name_of_another_is_shown() {
+        among(50, |root, rows, known| {
+            let [x, old, bad] = ["x", "old", "bad"].map(|name| root.join("b").join(name));
+            assert_eq!(rows.roots(known, 7, true), only("/x"));
+            std::fs::rename(&x, &old).unwrap();
+            std::fs::create_dir(&x).unwrap();
+            unmount(rows.private(9), UnmountFlags::empty()).unwrap();
+            mount_bind(&x, rows.private(9)).unwrap();
+            refresh(&mut known.known.blocking_lock());
+            std::fs::rename(&x, &bad).unwrap();
+            std::fs::rename(&old, &x).unwrap();
+            mount_bind(&bad, root.join("d")).unwrap();
+            let paths = OwnPaths { needs_read: true, ..rows.question(7, true) };
+            assert!(rows.answer(known, &paths).is_none(), "the bind of it is at a foreign path");
         });
     }
 
@@ -1070,7 +1099,8 @@ mod tests {
             mount("tmpfs", &live, "tmpfs", MountFlags::empty(), None).unwrap();
             let (path, home) = (live.join("publish/V/0/volume"), live.join("publish/V"));
             let shown = root.join("a/x");
-            [&path, &shown].map(|directory| std::fs::create_dir_all(directory).unwrap());
+            std::fs::create_dir_all(&path).unwrap();
+            std::fs::create_dir(&shown).unwrap();
             mount_bind(&shown, &path).unwrap();
             let other = OwnPaths { homes: vec![&home], ..at_paths(&[&path]) };
             assert!(share_a_list(known, [rows.question(7, true), other], &shown, &root.join("d")));
