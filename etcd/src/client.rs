@@ -10,6 +10,7 @@ use tonic::{Code, Request, Response, Status, Streaming};
 
 use crate::connection::Connection;
 use crate::error::EtcdError;
+use crate::history::History;
 use crate::members::{EtcdConfig, Members, Timing};
 use crate::observe::Observer;
 use crate::reply::Reply;
@@ -29,6 +30,7 @@ pub(crate) struct Client {
     members: Members,
     pub timing: Timing,
     pub observer: Observer,
+    pub history: History,
 }
 
 /// The answer to a transaction.
@@ -55,13 +57,17 @@ pub(crate) struct Found {
 
 impl Client {
     pub fn new(config: &EtcdConfig) -> Result<Self, EtcdError> {
-        Ok(Client { members: Members::new(config)?, timing: config.timing, observer: Observer::default() })
+        Ok(Client::of(Members::new(config)?, config.timing))
     }
 
     /// Asks members at connections that are there.
     #[cfg(feature = "double")]
     pub fn at(connections: Vec<Connection>, timing: Timing) -> Self {
-        Client { members: Members::at(connections), timing, observer: Observer::default() }
+        Client::of(Members::at(connections), timing)
+    }
+
+    fn of(members: Members, timing: Timing) -> Self {
+        Client { members, timing, observer: Observer::default(), history: History::default() }
     }
 
     /// Reads keys. The answer is linearizable: it has every change that was answered before the call. If the request has a
@@ -70,9 +76,11 @@ impl Client {
         let revision = u64::try_from(request.revision).unwrap_or(0);
         let mut tries = Tries::new(step, self);
         loop {
+            let before = self.history.revision();
             let (at, reply) = tries.call(revision, async |mut kv| kv.range(request.clone()).await).await;
             match reply {
                 Ok(RangeResponse { header, kvs, more, .. }) => {
+                    self.history.see(before, header.as_ref())?;
                     return Ok(Found { kvs, more, revision: revision_of(header.as_ref()) });
                 }
                 Err(Reply::Refused(error)) => return Err(error),
@@ -101,7 +109,11 @@ impl Client {
         let mut tries = Tries::new(step, self);
         let mut open = false;
         loop {
+            let before = self.history.revision();
             let (at, reply) = tries.call(0, async |mut kv| kv.txn(txn.clone()).await).await;
+            if let Ok(answer) = &reply {
+                self.history.see(before, answer.header.as_ref())?;
+            }
             match reply {
                 Ok(TxnResponse { succeeded: true, header, .. }) => {
                     return Ok(Decided::Committed { revision: revision_of(header.as_ref()) });
@@ -228,7 +240,7 @@ struct Tries<'a> {
 
 impl<'a> Tries<'a> {
     fn new(step: &'static str, client: &'a Client) -> Self {
-        let Client { members, timing, observer } = client;
+        let Client { members, timing, observer, .. } = client;
         let (begun, failed, pause) = (Instant::now(), 0, FIRST_PAUSE);
         Tries { step, members, timing: *timing, observer, begun, failed, pause }
     }

@@ -28,6 +28,9 @@ pub enum EtcdError {
     /// The revision that a read or a watch needs is compacted.
     #[error("etcd has compacted the revision {revision}")]
     Compacted { revision: u64 },
+    /// etcd has other data than this process has seen. What this process remembers is worth nothing.
+    #[error("etcd was restored from a backup: {why}")]
+    Restored { why: String },
     #[error("the cache of etcd's volumes has ended")]
     Ended,
     #[error("{what} has {size} {unit}, and the limit is {limit}")]
@@ -52,7 +55,9 @@ impl From<EtcdError> for RegistryError {
     fn from(error: EtcdError) -> Self {
         let variant = match error {
             EtcdError::Full => RegistryError::Full,
-            EtcdError::Unreachable { .. } | EtcdError::Open { .. } => RegistryError::Unreachable,
+            EtcdError::Unreachable { .. } | EtcdError::Open { .. } | EtcdError::Restored { .. } => {
+                RegistryError::Unreachable
+            }
             EtcdError::Ended => RegistryError::Ended,
             EtcdError::Corrupt { .. } => RegistryError::Damaged,
             _ => RegistryError::Failed,

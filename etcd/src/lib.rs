@@ -18,6 +18,7 @@ mod connection;
 pub mod double;
 mod error;
 mod guard;
+mod history;
 mod keys;
 mod limits;
 mod listing;

@@ -51,6 +51,22 @@ pub struct RowStore {
 }
 
 impl RowStore {
+    /// Returns the ID of etcd's cluster, as its answers have it. A backup that is restored gets another ID. 0: no answer has come yet.
+    pub fn etcd_cluster(&self) -> u64 {
+        self.client.history.cluster()
+    }
+
+    /// Returns the greatest revision in an answer of etcd until now. After a read it is none that is less than etcd's at that read.
+    pub fn etcd_revision(&self) -> u64 {
+        self.client.history.revision()
+    }
+
+    /// Waits until an answer of etcd has shown that it was restored from a backup since this process has begun, and returns how. The process has to
+    /// end then.
+    pub async fn restored(&self) -> String {
+        self.client.history.over().await
+    }
+
     /// Reads a row. The answer has every change that was answered before the call.
     pub async fn read(&self, key: &RowKey) -> Result<Option<Row>, EtcdError> {
         let request = RangeRequest { key: self.keys.row(key), ..RangeRequest::default() };

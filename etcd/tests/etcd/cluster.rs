@@ -17,11 +17,14 @@ const START: Duration = Duration::from_secs(20);
 
 pub struct Cluster {
     pub members: Vec<Member>,
+    /// Names and addresses of the peers, as etcd takes them.
+    initial: String,
     directory: TempDir,
 }
 
 pub struct Member {
     pub client: SocketAddr,
+    peer: SocketAddr,
     process: Child,
     command: Command,
 }
@@ -58,17 +61,48 @@ impl Cluster {
                 .stdout(Stdio::null())
                 .stderr(log);
             let process = command.spawn().expect("etcd-server is not installed");
-            Member { client: *client, process, command }
+            Member { client: *client, peer: *peer, process, command }
         });
-        let cluster = Cluster { members: members.collect(), directory };
+        let cluster = Cluster { members: members.collect(), initial: initial.clone(), directory };
+        cluster.started().await;
+        cluster
+    }
+
+    /// Waits until the members have a leader.
+    async fn started(&self) {
         let begun = Instant::now();
-        for member in &cluster.members {
+        for member in &self.members {
             while member.status().await.is_none_or(|status| status.leader == 0) {
-                assert!(begun.elapsed() < START, "etcd did not start:\n{}", cluster.logs());
+                assert!(begun.elapsed() < START, "etcd did not start:\n{}", self.logs());
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         }
-        cluster
+    }
+
+    /// Saves a backup, as an administrator does.
+    pub fn save(&self, file: &Path) {
+        let _ = std::fs::remove_file(file);
+        etcdctl(&["--endpoints", &self.endpoints()[0], "snapshot", "save"], file, &[]);
+    }
+
+    /// Restores a backup on all members, and starts them. `token`: that of the new cluster. `None`: that of the cluster of before.
+    pub async fn restore(&mut self, file: &Path, token: Option<&str>) {
+        self.members.iter_mut().for_each(Member::kill);
+        for (n, member) in self.members.iter_mut().enumerate() {
+            let name = format!("m{n}");
+            let data = self.directory.path().join(&name);
+            std::fs::remove_dir_all(&data).unwrap();
+            let more = [
+                ("--name", name.as_str()),
+                ("--data-dir", data.to_str().unwrap()),
+                ("--initial-cluster", &self.initial),
+                ("--initial-cluster-token", token.unwrap_or(&self.initial)),
+                ("--initial-advertise-peer-urls", &format!("http://{}", member.peer)),
+            ];
+            etcdctl(&["snapshot", "restore"], file, &more);
+            member.process = member.command.spawn().unwrap();
+        }
+        self.started().await;
     }
 
     pub fn endpoints(&self) -> Vec<String> {
@@ -131,6 +165,18 @@ impl Drop for Member {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
+}
+
+/// Runs a command of etcdctl about a backup to its end.
+fn etcdctl(command: &[&str], file: &Path, more: &[(&str, &str)]) {
+    let done = Command::new("etcdctl")
+        .env("ETCDCTL_API", "3")
+        .args(command)
+        .arg(file)
+        .args(more.iter().flat_map(|(key, value)| [key, value]))
+        .output()
+        .expect("etcd-client is not installed");
+    assert!(done.status.success(), "etcdctl {command:?}: {}", String::from_utf8_lossy(&done.stderr));
 }
 
 /// Returns free addresses for clients and peers. No other process has a port at this IP address. A member shares it only with the
