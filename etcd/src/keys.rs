@@ -38,6 +38,8 @@ pub enum RowKey {
     },
     /// What a node that drains has left.
     Report(String),
+    /// What a node has said after a restore of etcd.
+    Heard(String),
 }
 
 /// Rows that are read together.
@@ -59,6 +61,10 @@ pub enum Rows {
     /// The counts of a node's volumes.
     Used {
         node: String,
+    },
+    /// What nodes after one have said after a restore of etcd. An empty name is before all nodes.
+    Heard {
+        after: String,
     },
 }
 
@@ -115,6 +121,7 @@ impl Keys {
             RowKey::Session { node, server } => format!("session/{}/{}", segment(node), segment(server)),
             RowKey::Used { node, plugin } => format!("used/{}/{}", segment(node), segment(plugin)),
             RowKey::Report(node) => format!("report/{}", segment(node)),
+            RowKey::Heard(node) => format!("heard/{}", segment(node)),
         };
         format!("{}{below}", self.root).into_bytes()
     }
@@ -124,6 +131,7 @@ impl Keys {
         match of {
             Rows::Servers => range(format!("{}server/", self.root)),
             Rows::Nodes { after } => self.after("node/", &segment(after)),
+            Rows::Heard { after } => self.after("heard/", &segment(after)),
             Rows::Used { node } => range(format!("{}used/{}/", self.root, segment(node))),
             Rows::Sessions { node } => range(format!("{}session/{}/", self.root, segment(node))),
             Rows::AllSessions { node, .. } if node.is_empty() => self.after("session/", ""),
@@ -151,6 +159,7 @@ impl Keys {
             ("node", Some(node), None) => Some(RowKey::Node(text(node)?)),
             ("plugin", Some(plugin), None) => Some(RowKey::Plugin(text(plugin)?)),
             ("report", Some(node), None) => Some(RowKey::Report(text(node)?)),
+            ("heard", Some(node), None) => Some(RowKey::Heard(text(node)?)),
             ("session", Some(node), Some(server)) => {
                 Some(RowKey::Session { node: text(node)?, server: text(server)? })
             }
@@ -308,6 +317,7 @@ mod tests {
             RowKey::Node(node.clone()),
             RowKey::Session { node: node.clone(), server },
             RowKey::Report(node.clone()),
+            RowKey::Heard(node.clone()),
         ] {
             assert_eq!(keys.read_row(&keys.row(&row)), Some(row));
         }

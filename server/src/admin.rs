@@ -3,14 +3,15 @@
 use csi_proto::cluster::v1::admin_server::Admin;
 use csi_proto::cluster::v1::node_change::Change;
 use csi_proto::cluster::v1::{
-    AuditAsk, ClusterStatus, Finding, NodeAsk, NodeChange, NodePage, NodeRow, NodesAsk, ServerRows,
-    ServersAsk, StatusAsk, UpgradeAsk,
+    AuditAsk, ClusterStatus, Finding, NodeAsk, NodeChange, NodePage, NodeRow, NodesAsk, RestoredAsk,
+    ResumeAsk, ServerRows, ServersAsk, StatusAsk, UpgradeAsk,
 };
 use tonic::{Request, Response, Status};
 
 use crate::failure::Result;
 use crate::grants::May;
 use crate::places::Kept;
+use crate::rows::Mode;
 use crate::service::Service;
 use crate::stream::{self, Answers};
 
@@ -60,7 +61,8 @@ impl Admin for Service {
         if is_over {
             self.end_if_over(&node).await;
         }
-        if is_fence {
+        // The claims end when the cluster is normal.
+        if is_fence && self.cluster.meta_now().await?.value.mode == Mode::Normal {
             self.cluster.end_fenced(&caller, &node).await?;
         }
         match is_forgotten {
@@ -85,6 +87,22 @@ impl Admin for Service {
         self.cluster.require_operator(&caller, May::Read)?;
         let _place = self.places.enter(&caller, Kept::List)?;
         Ok(Response::new(self.cluster.status().await?))
+    }
+
+    async fn restored(&self, request: Request<RestoredAsk>) -> Result<Response<ServerRows>, Status> {
+        let caller = self.cluster.caller(&request)?;
+        self.cluster.restored(&caller, &request.into_inner()).await?;
+        Ok(Response::new(self.cluster.list_servers().await?))
+    }
+
+    async fn resume(&self, request: Request<ResumeAsk>) -> Result<Response<ServerRows>, Status> {
+        let caller = self.cluster.caller(&request)?;
+        let ask = request.into_inner();
+        self.cluster.resume(&caller, &ask).await?;
+        if !ask.node.is_empty() {
+            self.end_if_over(&ask.node).await;
+        }
+        Ok(Response::new(self.cluster.list_servers().await?))
     }
 
     async fn audit(&self, request: Request<AuditAsk>) -> Result<Response<Self::AuditStream>, Status> {

@@ -4,14 +4,18 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
 use csi_proto::cluster::v1::Finding;
-use csid::store::registry::{Registry, VolumeName};
+use csid::store::registry::{Claim, ClaimState, Registry, VolumeName};
+use csid::volume::rules;
 use csid_etcd::{RowKey, Rows, Walked, WalkedVolume};
 use serde::de::DeserializeOwned;
 
 use crate::cluster::Cluster;
+use crate::excluded::waits_for_word;
 use crate::failure::Result;
 use crate::nodes::SERVERS;
-use crate::rows::{DrainedRow, MetaRow, NodeRow, PluginRow, ServerRow, SessionRow, UsedRow};
+use crate::rows::{
+    DrainedRow, HeardRow, MetaRow, Mode, NodeRow, PluginRow, RefusedClaimRow, ServerRow, SessionRow, UsedRow,
+};
 
 /// The most findings of an audit.
 pub const FINDINGS: usize = 10_000;
@@ -34,6 +38,10 @@ struct Seen {
     claimed: HashMap<(String, String), u64>,
     /// Volumes whose driver is a server without a row: the key, and the server.
     driven: Vec<(VolumeName, String, String)>,
+    /// The nodes that have said all that they hold after a restore of etcd, with the generation.
+    heard: HashSet<(String, u64)>,
+    /// The key of the cluster's row, and the generation in which it recovers. `None`: it does not.
+    recovers: Option<(String, u64)>,
     findings: Vec<Finding>,
 }
 
@@ -69,11 +77,34 @@ impl Seen {
 
     fn row(&mut self, key: RowKey, name: &str, value: &[u8]) {
         let is_readable = match key {
-            RowKey::Meta => is::<MetaRow>(value),
+            RowKey::Meta => match serde_json::from_slice::<MetaRow>(value) {
+                Ok(row) => {
+                    self.recovers = (row.mode == Mode::Recovering).then(|| (name.to_owned(), row.generation));
+                    true
+                }
+                Err(_) => false,
+            },
             RowKey::Used { .. } => is::<UsedRow>(value),
             RowKey::Node(node) => {
+                let row = serde_json::from_slice::<NodeRow>(value).ok();
+                let ahead = row.as_ref().and_then(|row| row.ahead.as_ref());
+                if let Some(ahead) = ahead.filter(|ahead| !ahead.accepted) {
+                    let text = format!(
+                        "node {node} has seen generation {} and revision {} of it, which etcd does not have, and is refused",
+                        ahead.generation, ahead.revision
+                    );
+                    self.find("node-ahead-of-etcd", name, text);
+                }
+                let may_have_sessions = row.as_ref().is_none_or(NodeRow::may_have_sessions);
+                if let Some((_, generation)) = self.recovers.as_ref().filter(|_| may_have_sessions)
+                    && !self.heard.contains(&(node.clone(), *generation))
+                {
+                    let text =
+                        format!("the recovery of the cluster waits for node {node} to say what it holds");
+                    self.find("recovery-awaits-node", name, text);
+                }
                 self.nodes.insert(node);
-                is::<NodeRow>(value)
+                row.is_some()
             }
             RowKey::Server(id) => {
                 let grants = serde_json::from_slice::<ServerRow>(value).ok().map(|row| row.grants);
@@ -98,6 +129,16 @@ impl Seen {
                 }
                 is::<DrainedRow>(value)
             }
+            RowKey::Heard(node) => match serde_json::from_slice::<HeardRow>(value) {
+                Ok(row) => {
+                    self.refused(&node, name, &row);
+                    if row.complete {
+                        self.heard.insert((node, row.generation));
+                    }
+                    true
+                }
+                Err(_) => false,
+            },
             RowKey::Plugin(plugin) => match serde_json::from_slice::<PluginRow>(value) {
                 Ok(row) => {
                     let gone: Vec<_> = row.controllers.difference(&self.nodes).cloned().collect();
@@ -113,6 +154,20 @@ impl Seen {
         };
         if !is_readable {
             self.unreadable(name);
+        }
+    }
+
+    /// Finds the claims of a node that were not brought back after a restore of etcd.
+    fn refused(&mut self, node: &str, name: &str, row: &HeardRow) {
+        for RefusedClaimRow { claim: _, namespace, volume, consumer, why } in &row.claims {
+            let text = format!(
+                "the claim of {consumer} on node {node} was not brought back for {namespace}/{volume}: {why}"
+            );
+            self.find("held-claim-refused", name, text);
+        }
+        if row.more {
+            let text = format!("more claims of node {node} were not brought back");
+            self.find("held-claim-refused", name, text);
         }
     }
 
@@ -152,6 +207,16 @@ impl Seen {
                 self.find("volume-without-external-id", volume.external(), text);
             }
         }
+        self.excluding(volume);
+        for claim in record.claims.iter().filter(|of| of.state == ClaimState::NodeDetached) {
+            if waits_for_word(record, claim) {
+                let text = format!(
+                    "the volume has no registration since etcd was restored, so it stays attached for node {}, whose claim of {} has ended",
+                    claim.node, claim.consumer
+                );
+                self.find("detach-waits-for-operator", volume.claim(claim), text);
+            }
+        }
         for attachment in record.attachments.iter().filter(|at| at.by_call.is_none()) {
             if !record.claims.iter().any(|claim| claim.node == attachment.node) {
                 let text =
@@ -167,8 +232,41 @@ impl Seen {
         }
     }
 
+    /// Finds claims that exclude another one of their volume. Nodes have brought them back after a restore of etcd.
+    fn excluding(&mut self, volume: &WalkedVolume) {
+        // Of many claims for the same use, two of different nodes stand for all.
+        let mut others: Vec<&Claim> = Vec::new();
+        for claim in volume.record.claims.iter() {
+            if let Some(other) = others.iter().find(|other| rules::exclude_each_other(other, claim)) {
+                let text = format!(
+                    "the claim of {} on node {} and the one of {} on node {} exclude each other",
+                    claim.consumer, claim.node, other.consumer, other.node
+                );
+                self.find("claims-exclude-each-other", volume.claim(claim), text);
+            }
+            let mut same = others.iter().filter(|other| other.usage == claim.usage);
+            let is_more = match (same.next(), same.next()) {
+                (None, _) => true,
+                (Some(one), None) => one.node != claim.node,
+                (Some(_), Some(_)) => false,
+            };
+            if is_more {
+                others.push(claim);
+            }
+        }
+    }
+
     /// Finds what only the end of the walk shows. `own`: the server that answers.
     fn finish(&mut self, own: &str) {
+        let is_missing =
+            |of: &Finding| ["recovery-awaits-node", "held-claim-refused"].contains(&of.kind.as_str());
+        if let Some((key, _)) = self.recovers.take()
+            && !self.findings.iter().any(is_missing)
+        {
+            let text =
+                "the cluster recovers, and all its nodes have said what they hold: an operator ends that";
+            self.find("recovery-awaits-operator", key, text);
+        }
         for (key, of) in std::mem::take(&mut self.external) {
             if self.unread.contains(&of) {
                 continue;

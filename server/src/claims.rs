@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use crate::cluster::{Cluster, is_in_state, meta_guard, node_guard, not_joined};
 use crate::controllers::plugin_guard;
+use crate::excluded::{left_attached, refuse_excluded};
 use crate::failure::{Result, ServerError};
 use crate::grants::May;
 use crate::presence::Here;
@@ -164,8 +165,9 @@ impl Cluster {
             }
         }
         let present = record.claim_at(&claim.consumer, node);
-        if present.is_none() {
-            rules::refuse_expanding(record)?;
+        match present {
+            Some(present) => refuse_excluded(record, present)?,
+            None => rules::refuse_expanding(record)?,
         }
         let entry = queue::entry(record, &claim.call);
         if entry.is_none()
@@ -368,7 +370,8 @@ impl Cluster {
         let event = ClaimEvent::Detached { consumer: owed.consumer.clone() };
         let after = rules::step(&around.claims(record, node), event);
         let (after, _) = after.map_err(|refusal| rules::refused(refusal, name, &owed.consumer))?;
-        Ok(Some(step(stepped(record, after), guards)))
+        let after = left_attached(record, claim, stepped(record, after));
+        Ok(Some(step(after, guards)))
     }
 
     /// Has a claim released, and waits until it is free.
@@ -517,8 +520,12 @@ fn no_node_id(node: &str, record: &Record, around: &Around) -> ServerError {
         }
         None => match around.refused_node_id(record) {
             Some(id) => {
+                let why = match around.has_first_name(record) {
+                    true => "than it had first",
+                    false => "than its own: another node has it",
+                };
                 let text = format!(
-                    "node {node} has another name by plugin {plugin} than it had first, {id:?}, and no operator has accepted that"
+                    "node {node} has another name by plugin {plugin} {why}, {id:?}, and no operator has accepted that"
                 );
                 Error::new(Kind::NotAuthorized, text).into()
             }

@@ -19,6 +19,8 @@ use crate::presence::Presence;
 use crate::rows::{self, MetaRow, Mode, NodeRow, NodeState, PluginRow, Read, Schemas, UsedRow};
 use crate::turns::Turns;
 
+/// The error of what is refused while etcd is a backup of another etcd cluster.
+pub const RESTORED: &str = "etcd was restored from a backup, and no operator has said so";
 /// The least time between two writes of a server that another machine wants to be a node.
 const BETWEEN_OTHERS: Duration = Duration::from_secs(10);
 
@@ -44,6 +46,8 @@ pub struct Cluster {
     /// The turns of claims of one volume.
     pub turns: Turns,
     known: Mutex<Known>,
+    /// The generation and the mode of the cluster, as this server has read them last. `None`: it has not yet.
+    phase: watch::Sender<Option<Phase>>,
     /// New claims of each node that are being written.
     writing: Mutex<HashMap<String, usize>>,
     /// When this server has written last that another machine wants to be a node.
@@ -98,7 +102,7 @@ impl Cluster {
         let metrics = Metrics::default();
         registry.observe(Arc::new(metrics.clone()));
         let (known, writing, others, failures) = Default::default();
-        let (driven, asks) = Default::default();
+        let (driven, asks, phase) = Default::default();
         Cluster {
             config,
             registry,
@@ -110,6 +114,7 @@ impl Cluster {
             asks,
             turns: Turns::default(),
             known,
+            phase,
             writing,
             others,
             due,
@@ -228,14 +233,36 @@ impl Cluster {
     pub async fn meta_now(&self) -> Result<Read<MetaRow>> {
         let row = self.rows.read(&RowKey::Meta).await?;
         let row = row.ok_or_else(|| ServerError::Unavailable("etcd has no cluster".into()))?;
-        let meta: Read<MetaRow> = rows::read(&RowKey::Meta, &row)?;
+        let mut meta: Read<MetaRow> = rows::read(&RowKey::Meta, &row)?;
         if let Err(error) = check(&meta.value, &self.config.cluster, self.schemas) {
             self.known().meta = None;
             self.presence.close(Some(error.to_string()));
             return Err(error);
         }
+        if meta.value.etcd.as_ref().is_some_and(|etcd| *etcd != rows::etcd_name(self.rows.etcd_cluster())) {
+            meta.value.mode = Mode::Restored;
+        }
+        let now = Phase::of(&meta);
+        self.phase.send_if_modified(|phase| {
+            // An earlier read may end later.
+            let is_new = phase.as_ref().is_none_or(|phase| phase.revision < now.revision);
+            let is_other = phase.as_ref().is_none_or(|phase| !phase.is_same(&now));
+            if is_new {
+                *phase = Some(now);
+            }
+            is_new && is_other
+        });
         self.known().meta = Some(meta.clone());
         Ok(meta)
+    }
+
+    /// Waits until this server has read that the cluster is in another generation or mode than `phase`.
+    pub async fn left(&self, phase: &Phase) {
+        let is_over = |now: &Option<Phase>| {
+            now.as_ref().is_some_and(|now| now.revision > phase.revision && !now.is_same(phase))
+        };
+        // The channel lives as long as `self`.
+        let _ = self.phase.subscribe().wait_for(is_over).await;
     }
 
     /// Returns the cluster's row, or an error unless claims are granted.
@@ -243,9 +270,13 @@ impl Cluster {
         let meta = self.meta().await?;
         match meta.value.mode {
             Mode::Normal => Ok(meta),
-            Mode::Recovering => {
+            mode => {
                 self.known().meta = None;
-                Err(ServerError::Unavailable("the cluster recovers from a backup".into()))
+                let text = match mode {
+                    Mode::Restored => RESTORED,
+                    _ => "the cluster recovers from a backup",
+                };
+                Err(ServerError::Unavailable(text.into()))
             }
         }
     }
@@ -376,8 +407,27 @@ impl Cluster {
             RowKey::Used { node, plugin } => {
                 self.known().used.remove(&(node.clone(), plugin.clone()));
             }
-            RowKey::Server(_) | RowKey::Session { .. } | RowKey::Report(_) => {}
+            RowKey::Server(_) | RowKey::Session { .. } | RowKey::Report(_) | RowKey::Heard(_) => {}
         }
+    }
+}
+
+/// A time in which the cluster has one generation and one mode.
+#[derive(Clone, Copy, Debug)]
+pub struct Phase {
+    generation: u64,
+    mode: Mode,
+    /// That of the row that says so.
+    revision: u64,
+}
+
+impl Phase {
+    pub fn of(meta: &Read<MetaRow>) -> Phase {
+        Phase { generation: meta.value.generation, mode: meta.value.mode, revision: meta.revision }
+    }
+
+    fn is_same(&self, other: &Phase) -> bool {
+        (self.generation, self.mode) == (other.generation, other.mode)
     }
 }
 

@@ -26,6 +26,7 @@ use tokio::time::Instant;
 
 use crate::cluster::{Cluster, meta_guard, node_guard};
 use crate::controllers::plugin_guard;
+use crate::excluded::{excluding, waits_for_word};
 use crate::failure::Result;
 use crate::forward::{Ended, Ready, START, read};
 use crate::metrics::{method_name, plugin_of};
@@ -330,11 +331,19 @@ impl Driving {
                 && (!is_ready(&around)
                     || self.has_left(&claim.node).await?
                     || self.cluster.is_forsaken(claim, &mut guards).await?);
+            let is_live = matches!(claim.state, ClaimState::Pending | ClaimState::Taken) && !claim.releasing;
+            if is_live && !is_unwanted && excluding(&record, claim).next().is_some() {
+                // Both may have the volume already. An operator decides.
+                pause = Some(pause.map_or(NOTHING, |pause| pause.min(NOTHING)));
+                continue;
+            }
             let (after, next) = next_step(&record, claim, &around, is_unwanted)?;
             guards.extend(around.node.as_ref().map(|row| node_guard(&claim.node, row)));
             guards.push(plugin_guard(&record.volume.plugin, around.plugin.as_ref()));
             match (next, host) {
                 (ClaimNext::Run(effect), _) if effect.action == ClaimAction::NodeDetach => {}
+                (ClaimNext::Run(effect), _)
+                    if effect.action == ClaimAction::Detach && waits_for_word(&record, claim) => {}
                 (ClaimNext::Run(_), None) => is_waiting = true,
                 (ClaimNext::Run(effect), Some(host)) => {
                     let Some(_calling) = self.calls.begin(&record.volume.plugin) else {

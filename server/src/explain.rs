@@ -14,6 +14,7 @@ use csid::volume::rules::{self, ClaimRefusal};
 use csid_etcd::{ClaimInList, RowKey};
 
 use crate::cluster::Cluster;
+use crate::excluded::{excluding, waits_for_word};
 use crate::failure::Result;
 use crate::grants::May;
 use crate::queue::{admit, ahead};
@@ -135,8 +136,12 @@ impl Cluster {
         let wait =
             |kind: &str, text: String| WaitExplained { kind: kind.into(), text, ..WaitExplained::default() };
         let of_node = |kind: &str, text: String| WaitExplained { node: node.clone(), ..wait(kind, text) };
-        if self.meta_now().await?.value.mode == Mode::Recovering {
-            return Ok(wait("recovering", "the end of the cluster's recovery".into()));
+        match self.meta_now().await?.value.mode {
+            Mode::Normal => {}
+            Mode::Recovering => return Ok(wait("recovering", "the end of the cluster's recovery".into())),
+            Mode::Restored => {
+                return Ok(wait("recovering", "an operator's word that etcd was restored".into()));
+            }
         }
         if rules::registered(record).is_err() {
             return Ok(wait("volume", "the volume, which is created or deleted, or not registered".into()));
@@ -216,6 +221,22 @@ fn wait_of(record: &Record, claim: &Claim, has_controller: bool, error: &str) ->
     }
     if claim.blocked.is_some() {
         return Some(wait("parked", format!("an operator, for the plugin refuses it{why}")));
+    }
+    if claim.state == ClaimState::NodeDetached && waits_for_word(record, claim) {
+        let text = "the word of an operator: the volume has no registration since etcd was restored";
+        return Some(wait("word", text.into()));
+    }
+    let others: Vec<String> =
+        excluding(record, claim).map(|of| format!("{}/{}", of.node, of.consumer)).collect();
+    if !claim.releasing && !others.is_empty() {
+        let holders: Vec<String> = others.iter().take(NAMES).cloned().collect();
+        let more = match others.len().saturating_sub(NAMES) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        let text =
+            format!("the end of {}{more}: they exclude it since etcd was restored", holders.join(", "));
+        return Some(WaitExplained { holders, ..wait("claims", text) });
     }
     let is_attach = match (claim.state, claim.releasing) {
         (ClaimState::Taken, false) if matches!(leg, Leg::Absent | Leg::Present) => return None,
@@ -315,5 +336,16 @@ mod tests {
         claim.blocked = Some(Blocked { reason: "no".into() });
         parked.claims.insert(claim);
         assert_eq!(kind(&parked, true), "parked");
+    }
+
+    #[test]
+    fn excluded_claim_waits_for_the_end_of_the_other() {
+        for (adopted, due) in [(false, ""), (true, "claims")] {
+            let mut record = record(ClaimState::Taken, false, Leg::Present);
+            let mut other = record.claims.iter().next().unwrap().clone();
+            (other.node, other.adopted) = ("n2".into(), adopted);
+            record.claims.insert(other);
+            assert_eq!(kind(&record, true), due);
+        }
     }
 }

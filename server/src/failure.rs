@@ -120,7 +120,11 @@ impl From<ServerError> for Status {
 fn is_away(error: &EtcdError) -> bool {
     matches!(
         error,
-        EtcdError::Unreachable { .. } | EtcdError::Open { .. } | EtcdError::Full | EtcdError::Ended
+        EtcdError::Unreachable { .. }
+            | EtcdError::Open { .. }
+            | EtcdError::Full
+            | EtcdError::Restored { .. }
+            | EtcdError::Ended
     )
 }
 

@@ -9,6 +9,7 @@ use csid_etcd::{ClaimInList, ListFilter};
 use crate::claims::by_force;
 use crate::cluster::{Cluster, meta_guard, node_guard, not_joined};
 use crate::controllers::plugin_guard;
+use crate::excluded::left_attached;
 use crate::failure::Result;
 use crate::records::{TRIES, busy, stepped};
 use crate::rows::{NodeRow, Read};
@@ -39,6 +40,7 @@ impl Cluster {
                 break part.left_out;
             }
         };
+        self.while_here(self.drop_heard_of(node)).await?;
         tracing::warn!(%caller, node, ended, "the claims of a fenced node have ended");
         match left_out.first {
             None => Ok(()),
@@ -82,15 +84,16 @@ impl Cluster {
             let row = self.fenced_row(node, number).await?;
             let record = self.registry.record(name.clone()).await?;
             let is_meant = |id: &str, state| id == of.claim.id && is_held(state);
-            if record.claim_at(consumer, node).is_none_or(|claim| !is_meant(&claim.id, claim.state)) {
-                return Ok(false);
-            }
+            let claim = record.claim_at(consumer, node).filter(|claim| is_meant(&claim.id, claim.state));
+            let Some(claim) = claim else { return Ok(false) };
             let around = self.around_row(&record, Some(row.clone())).await?;
             let stepped_on = rules::step(&around.claims(&record, node), by_force(&record, node, consumer));
             let (after, _) = stepped_on.map_err(|refusal| rules::refused(refusal, name, consumer))?;
             let of_plugin = plugin_guard(&record.volume.plugin, around.plugin.as_ref());
             let guards = vec![meta_guard(&meta), node_guard(node, &row), of_plugin, here.guard()];
-            if self.swap_granting(&record, stepped(&record, after), guards).await?.is_some() {
+            // The word is about the node's machine, and not about the volume.
+            let after = left_attached(&record, claim, stepped(&record, after));
+            if self.swap_granting(&record, after, guards).await?.is_some() {
                 self.wake(name);
                 return Ok(true);
             }

@@ -10,7 +10,7 @@ use csi_proto::cluster::v1::{
 };
 use csi_proto::cluster::{CALL, HIDE};
 use csid::error::presentable;
-use csid::store::registry::{Claim, Record, Registration};
+use csid::store::registry::{Claim, Record, Registration, VolumeSpec};
 use csid::volume::rules::{self, ClaimAction, ClaimEffect, ClaimOutcome};
 use csid::{Error, Kind};
 use prost::Message;
@@ -68,7 +68,13 @@ impl Ready {
         time: Duration,
     ) -> Result<Ready> {
         let lacks = |what: &str| Error::internal(format!("{}: the record has no {what}", record.name));
-        let registration = record.registration.as_ref().ok_or_else(|| lacks("registration"))?;
+        let none = rules::new_registration("", VolumeSpec::default());
+        let registration = match &record.registration {
+            Some(registration) => registration,
+            // A node has brought the attachment back after a restore of etcd. A detach needs the volume's ID alone.
+            None if effect.action == ClaimAction::Detach => &none,
+            None => return Err(lacks("registration").into()),
+        };
         let at = record.attachment(&effect.node).ok_or_else(|| lacks("attachment"))?;
         let claim = record.claim_at(&effect.consumer, &effect.node).ok_or_else(|| lacks("claim"))?;
         let node_id = at.node_id.clone().ok_or_else(|| lacks("name of the node"))?;

@@ -41,7 +41,7 @@ pub enum May {
     Admit,
     /// An operator has a node get no more claims.
     Drain,
-    /// An operator changes what is the whole cluster's.
+    /// An operator changes what is the whole cluster's: the version of its values, and its recovery from a backup.
     Cluster,
 }
 

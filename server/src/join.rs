@@ -1,17 +1,19 @@
 //! A node joins: what its Hello says is compared with its row, and the row and the session are written together.
 
-use csi_proto::cluster::v1::Attaches;
-use csi_proto::cluster::v1::{Hello, Plugins, Refused, Welcome};
+use csi_proto::cluster::v1::{Attaches, Hello, PluginReport, Plugins, Refused, Welcome};
 use csi_proto::identity::Identity;
 use csid::error::shortened;
 use csid::volume::rules::{check_name, check_node_id};
 use csid::{Error, Kind};
 use csid_etcd::{Expected, Guard, RowKey, Rows, Write, Written};
 
-use crate::cluster::{Cluster, meta_guard, node_guard};
+use crate::cluster::{Cluster, Phase, RESTORED, meta_guard, node_guard};
 use crate::failure::Result;
+use crate::names::NodeNames;
 use crate::presence::Here;
-use crate::rows::{self, NodePlugin, NodeRow, NodeState, OtherMachine, Read, ServerRow, SessionRow};
+use crate::rows::{
+    self, AheadRow, Mode, NodePlugin, NodeRow, NodeState, OtherMachine, Read, ServerRow, SessionRow,
+};
 use crate::time::now_usec;
 
 /// The protocol of sessions.
@@ -29,6 +31,8 @@ pub struct Joining {
     pub here: Here,
     /// The revision of the session's row. A later join of the node has a greater one.
     pub revision: u64,
+    /// The session ends with it.
+    pub phase: Phase,
 }
 
 /// The answer to a Hello.
@@ -76,19 +80,16 @@ impl Cluster {
     async fn try_join(&self, node: &str, hello: &Hello) -> Result<Option<Joined>> {
         let here = self.presence.here()?;
         let meta = self.meta().await?;
-        if hello.generation > meta.value.generation {
-            // An older cache of the row, or an etcd that was restored without csid-server's knowledge.
+        if meta.value.mode == Mode::Restored {
             self.forget(&RowKey::Meta);
-            let now = self.meta().await?.value.generation;
-            if hello.generation > now {
-                let text =
-                    format!("node {node} has seen generation {}, and etcd has {now}", hello.generation);
-                return Err(Error::new(Kind::StateCorrupt, text).into());
-            }
-            return Ok(None);
+            return match self.meta().await?.value.mode {
+                Mode::Restored => Ok(Some(refused("etcd-restored", RESTORED.to_owned()))),
+                Mode::Normal | Mode::Recovering => Ok(None),
+            };
         }
         // The row comes before the sessions: each join writes it, so a join between the two reads is noticed.
         let present = self.node_now(node).await?;
+        let was_known = present.is_some();
         let guard = match &present {
             Some(row) => node_guard(node, row),
             None => Guard { key: RowKey::Node(node.to_owned()), is: Expected::Absent },
@@ -131,7 +132,23 @@ impl Cluster {
             }
             state => state,
         };
-        let row = NodeRow { boot: hello.boot.clone(), state, ..row };
+        let ahead = match self.behind(hello, &meta.value).await? {
+            None => None,
+            Some(_) if row.accepts(hello) => row.ahead.clone(),
+            Some((generation, revision)) => {
+                if was_known {
+                    self.keep_ahead(node, &row, guard, hello).await?;
+                }
+                let Hello { generation: seen, seen_revision, .. } = hello;
+                let text = format!(
+                    "node {node} has seen generation {seen} and revision {seen_revision}, and etcd has generation {generation} and revision \
+                     {revision}: was etcd restored from a backup? No operator has said so"
+                );
+                return Ok(Some(refused("ahead-of-etcd", text)));
+            }
+        };
+        let forget = ahead.is_some();
+        let row = NodeRow { boot: hello.boot.clone(), state, ahead, ..row };
         let drain = row.drain();
         let session = SessionRow { since_usec: now_usec(), boot: hello.boot.clone() };
         let (of_node, of_session) = (
@@ -150,13 +167,7 @@ impl Cluster {
             }
             Written::Unknown => return Ok(None),
         };
-        let joining = Joining { here, revision };
-        if hello.seen_revision > revision {
-            self.part(node, &joining).await?;
-            let text =
-                format!("node {node} has seen revision {}, and etcd has {revision}", hello.seen_revision);
-            return Err(Error::new(Kind::StateCorrupt, text).into());
-        }
+        let joining = Joining { here, revision, phase: Phase::of(&meta) };
         self.node_now(node).await?;
         let welcome = Welcome {
             generation: meta.value.generation,
@@ -167,6 +178,7 @@ impl Cluster {
             node: node.to_owned(),
             revision,
             drain,
+            forget,
         };
         Ok(Some(Joined::Welcome(Box::new(welcome), joining)))
     }
@@ -192,6 +204,28 @@ impl Cluster {
         let write = Write { value: Some(rows::write(&key, &row)?), key: key.clone(), lease: 0 };
         // If the row has changed meanwhile, a later Hello of the machine is kept.
         self.rows.write(&[guard.clone(), self.presence.here()?.guard()], vec![write]).await?;
+        self.forget(&key);
+        Ok(())
+    }
+
+    /// Keeps what a node has seen that etcd does not have, for the operators. The first such Hello is kept until the node has joined, or an operator has
+    /// accepted it.
+    async fn keep_ahead(&self, node: &str, row: &NodeRow, guard: Guard, hello: &Hello) -> Result<()> {
+        if row.ahead.as_ref().is_some_and(|ahead| !ahead.accepted) {
+            return Ok(());
+        }
+        let ahead = AheadRow {
+            generation: hello.generation,
+            revision: hello.seen_revision,
+            since_usec: now_usec(),
+            accepted: false,
+            rest: Default::default(),
+        };
+        let row = NodeRow { ahead: Some(ahead), ..row.clone() };
+        let key = RowKey::Node(node.to_owned());
+        let write = Write { value: Some(rows::write(&key, &row)?), key: key.clone(), lease: 0 };
+        // If the row has changed meanwhile, a later Hello is kept.
+        self.rows.write(&[guard, self.presence.here()?.guard()], vec![write]).await?;
         self.forget(&key);
         Ok(())
     }
@@ -235,7 +269,8 @@ impl Cluster {
             if present.value.boot != boot || present.value.state == NodeState::Blocked {
                 break;
             }
-            let row = reported(&present.value, &report);
+            let row =
+                reported(&present.value, &report, &self.taken_names(node, &present.value, &report).await?);
             if (&row.plugins, &row.node_ids) == (&present.value.plugins, &present.value.node_ids) {
                 return Ok(());
             }
@@ -246,14 +281,21 @@ impl Cluster {
             for (plugin, of) in &row.plugins {
                 let before = present.value.plugins.get(plugin).and_then(|of| of.other_node_id.as_ref());
                 if let Some(id) = of.other_node_id.as_ref().filter(|id| Some(*id) != before) {
-                    let first = row.node_ids.get(plugin);
-                    tracing::warn!(
-                        node,
-                        plugin,
-                        first,
-                        id,
-                        "a node reports another name of itself by a plugin, which is refused"
-                    );
+                    match row.node_ids.get(plugin) {
+                        Some(first) => tracing::warn!(
+                            node,
+                            plugin,
+                            first,
+                            id,
+                            "a node reports another name of itself by a plugin, which is refused"
+                        ),
+                        None => tracing::warn!(
+                            node,
+                            plugin,
+                            id,
+                            "a node reports a name by a plugin that another node has, which is refused"
+                        ),
+                    }
                 }
             }
             let key = RowKey::Node(node.to_owned());
@@ -268,11 +310,19 @@ impl Cluster {
         }
         Err(Error::new(Kind::Busy, format!("the row of node {node} has changed")).into())
     }
+
+    /// Returns the names that other nodes have by the plugins by which a node reports its first one.
+    async fn taken_names(&self, node: &str, present: &NodeRow, report: &Plugins) -> Result<NodeNames> {
+        let is_first =
+            |of: &&PluginReport| !of.node_id.is_empty() && !present.node_ids.contains_key(&of.plugin);
+        let plugins = report.plugins.iter().filter(is_first).map(|of| of.plugin.clone()).collect();
+        self.names_of_others(node, &plugins).await
+    }
 }
 
 /// Returns the row of a node after its report. The first name of the node by a plugin stays: under another one, another node could be attached
-/// or detached.
-fn reported(present: &NodeRow, report: &Plugins) -> NodeRow {
+/// or detached. So a name of `taken`, which other nodes have, is no first one.
+fn reported(present: &NodeRow, report: &Plugins, taken: &NodeNames) -> NodeRow {
     let mut row = present.clone();
     row.plugins.clear();
     for of in &report.plugins {
@@ -285,8 +335,10 @@ fn reported(present: &NodeRow, report: &Plugins) -> NodeRow {
         let max_volumes = of.max_volumes.or(known.max_volumes);
         let mut after = NodePlugin { attaches, max_volumes, ..known };
         if !of.node_id.is_empty() {
-            let first = row.node_ids.entry(of.plugin.clone()).or_insert_with(|| of.node_id.clone());
-            let is_first = *first == of.node_id;
+            if !taken.contains(&(of.plugin.clone(), of.node_id.clone())) {
+                row.node_ids.entry(of.plugin.clone()).or_insert_with(|| of.node_id.clone());
+            }
+            let is_first = row.node_ids.get(&of.plugin) == Some(&of.node_id);
             after.node_id = is_first.then(|| of.node_id.clone());
             after.other_node_id = (!is_first).then(|| of.node_id.clone());
         }
@@ -295,10 +347,17 @@ fn reported(present: &NodeRow, report: &Plugins) -> NodeRow {
     row
 }
 
+impl NodeRow {
+    /// Returns whether an operator has accepted what a Hello has seen that etcd does not have.
+    fn accepts(&self, hello: &Hello) -> bool {
+        let is_below =
+            |ahead: &AheadRow| (hello.generation, hello.seen_revision) <= (ahead.generation, ahead.revision);
+        self.ahead.as_ref().is_some_and(|ahead| ahead.accepted && is_below(ahead))
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use csi_proto::cluster::v1::PluginReport;
-
     use super::*;
 
     fn row() -> NodeRow {
@@ -324,18 +383,37 @@ mod tests {
             (of.node_id, of.other_node_id)
         };
         let id = |id: &str| Some(id.to_owned());
-        let first = reported(&row(), &report(&[("p", "i-1")]));
+        let first = reported(&row(), &report(&[("p", "i-1")]), &NodeNames::new());
         assert_eq!(ids(&first), (id("i-1"), None));
-        let silent = reported(&first, &report(&[("p", "")]));
+        let silent = reported(&first, &report(&[("p", "")]), &NodeNames::new());
         assert_eq!(ids(&silent), (id("i-1"), None), "a plugin that stops is known");
-        let other = reported(&silent, &report(&[("p", "i-2")]));
+        let other = reported(&silent, &report(&[("p", "i-2")]), &NodeNames::new());
         assert_eq!(ids(&other), (None, id("i-2")));
-        let silent = reported(&other, &report(&[("p", "")]));
+        let silent = reported(&other, &report(&[("p", "")]), &NodeNames::new());
         assert_eq!(ids(&silent), (None, id("i-2")));
-        assert_eq!(ids(&reported(&other, &report(&[("p", "i-1")]))), (id("i-1"), None));
+        assert_eq!(ids(&reported(&other, &report(&[("p", "i-1")]), &NodeNames::new())), (id("i-1"), None));
         // The plugin was deregistered meanwhile.
-        let gone = reported(&first, &report(&[("q", "x")]));
+        let gone = reported(&first, &report(&[("q", "x")]), &NodeNames::new());
         assert_eq!(ids(&gone), (None, None));
-        assert_eq!(ids(&reported(&gone, &report(&[("p", "i-2"), ("q", "x")]))), (None, id("i-2")));
+        assert_eq!(
+            ids(&reported(&gone, &report(&[("p", "i-2"), ("q", "x")]), &NodeNames::new())),
+            (None, id("i-2"))
+        );
+    }
+
+    #[test]
+    fn name_of_another_node_is_no_first_name() {
+        let of = |row: &NodeRow| {
+            let of = row.plugins["p"].clone();
+            (of.node_id, of.other_node_id, row.node_ids.contains_key("p"))
+        };
+        let taken = NodeNames::from([("p".to_owned(), "i-1".to_owned())]);
+        let thief = reported(&row(), &report(&[("p", "i-1")]), &taken);
+        assert_eq!(of(&thief), (None, Some("i-1".to_owned()), false));
+        let own = reported(&thief, &report(&[("p", "i-2")]), &taken);
+        assert_eq!(of(&own), (Some("i-2".to_owned()), None, true));
+        // The same word of another plugin is another name.
+        let other = reported(&row(), &report(&[("p", "i-1")]), &[("q".to_owned(), "i-1".to_owned())].into());
+        assert_eq!(of(&other), (Some("i-1".to_owned()), None, true));
     }
 }

@@ -8,7 +8,8 @@
 //! as volumes' changes are, and `sources` checks what a volume is created from. `questions` asks controllers what changes nothing. `queue` has the claims that wait, and `used` counts the volumes of nodes.
 //! `nodes` and `servers` have what operators see of the cluster itself, and change; `fence` ends the claims of a node that is off,
 //! `fence_command` switches it off, and `away` does both after a time. `drain` keeps what a node reports of its drain. `audit` finds what does not fit
-//! in etcd, `status` counts, and `upgrade` raises the version of the values. `join` and `sessions` know the nodes that are there. `presence` is this server in
+//! in etcd, `status` counts, and `upgrade` raises the version of the values. `recovery` begins and ends a recovery from a backup of etcd, `held`
+//! takes over what nodes hold, `heard` keeps who has said it and what was not taken over, `names` finds names of nodes that two have, and `excluded` knows what nodes have brought back, and waits for an operator. `join` and `sessions` know the nodes that are there. `presence` is this server in
 //! etcd. `cluster` has what they share. Decisions 0007 and 0009 say what is built.
 //!
 //! State: in memory the cache of etcd's volumes, rows that were read, and sessions. Always true:
@@ -31,6 +32,7 @@ mod config;
 mod controllers;
 mod drain;
 mod drive;
+mod excluded;
 mod expansions;
 mod explain;
 mod failure;
@@ -40,10 +42,13 @@ mod folding;
 mod forward;
 mod gate;
 mod grants;
+mod heard;
+mod held;
 mod join;
 mod listen;
 mod lists;
 mod metrics;
+mod names;
 mod nodes;
 mod pace;
 mod places;
@@ -54,6 +59,7 @@ mod questions;
 mod queue;
 mod random;
 mod records;
+mod recovery;
 mod rows;
 mod scrape;
 mod servers;

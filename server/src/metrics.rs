@@ -19,11 +19,12 @@ use tonic::Code;
 use crate::grants::Grants;
 
 /// The calls of the contract, with what their addresses end with.
-const RPCS: [&str; 19] = [
+const RPCS: [&str; 22] = [
     "Session",
     "Claim",
     "Withdraw",
     "Detached",
+    "Hold",
     "Release",
     "Change",
     "Volume",
@@ -39,10 +40,21 @@ const RPCS: [&str; 19] = [
     "Audit",
     "Upgrade",
     "Status",
+    "Restored",
+    "Resume",
 ];
 /// Why Hellos are refused.
-const REASONS: [&str; 7] =
-    ["wrong-cluster", "too-old", "too-new", "blocked", "another-machine", "twice", "fenced"];
+const REASONS: [&str; 9] = [
+    "wrong-cluster",
+    "too-old",
+    "too-new",
+    "blocked",
+    "another-machine",
+    "twice",
+    "fenced",
+    "ahead-of-etcd",
+    "etcd-restored",
+];
 /// What stands for all that is not in a table.
 const OTHER: &str = "other";
 

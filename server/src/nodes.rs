@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use csi_proto::cluster::v1::node_change::Change;
 use csi_proto::cluster::v1::{
-    Accept, Attaches, Block, BlockAsk, Fence, FenceAsk, Machine, NodeChange, NodePage, NodeRow as Shown,
-    NodeSession, PluginReport,
+    Accept, Ahead, Attaches, Block, BlockAsk, Fence, FenceAsk, Machine, NodeChange, NodePage,
+    NodeRow as Shown, NodeSession, PluginReport,
 };
 use csi_proto::identity::{Identity, Role, is_member_name};
 use csid::error::shortened;
@@ -165,7 +165,7 @@ impl Cluster {
                 let RowKey::Node(node) = key else { continue };
                 after.clone_from(node);
                 let Ok(Read { value, .. }) = rows::read::<NodeRow>(key, row) else { continue };
-                if matches!(value.state, NodeState::Ready | NodeState::Draining) {
+                if value.may_have_sessions() {
                     may.insert(node.clone(), value.drain());
                 }
             }
@@ -267,6 +267,8 @@ impl Cluster {
             let state = present.value.state.word();
             return busy(format!("node {node} is {state}, and a node that is forgotten drains or is fenced"));
         }
+        // While the cluster recovers, the node may have claims that etcd does not have yet.
+        self.normal().await?;
         if self.while_here(self.has_sessions(node)).await? {
             return busy(format!("node {node} has a session"));
         }
@@ -291,7 +293,9 @@ impl Cluster {
         let value = after.map(|after| rows::write(&key, after)).transpose()?;
         let mut writes = vec![Write { value, key: key.clone(), lease: 0 }];
         if after.is_none() {
-            writes.push(Write { key: RowKey::Report(node.to_owned()), value: None, lease: 0 });
+            for key in [RowKey::Report(node.to_owned()), RowKey::Heard(node.to_owned())] {
+                writes.push(Write { key, value: None, lease: 0 });
+            }
         }
         let guards = [node_guard(node, before), here.guard()];
         let written = self.while_here(async { Ok(self.rows.write(&guards, writes).await?) }).await;
@@ -379,6 +383,7 @@ fn shown(node: &str, row: &Read<NodeRow>, sessions: Vec<NodeSession>, claims: u6
         other,
         block,
         fence,
+        ahead,
         node_ids: _,
         drains: _,
         rest: _,
@@ -425,6 +430,12 @@ fn shown(node: &str, row: &Read<NodeRow>, sessions: Vec<NodeSession>, claims: u6
             boot: fence.boot.clone(),
         }),
         drained: None,
+        ahead: ahead.as_ref().map(|ahead| Ahead {
+            generation: ahead.generation,
+            revision: ahead.revision,
+            since_usec: ahead.since_usec,
+            accepted: ahead.accepted,
+        }),
     }
 }
 
@@ -577,11 +588,14 @@ fn accepted(node: &str, present: &Read<NodeRow>, accept: &Accept) -> Result<Opti
         return Err(is_in_state(node, row.state));
     }
     let has_other_name = row.plugins.values().any(|plugin| plugin.other_node_id.is_some());
-    if is_own && !is_blocked && !has_other_name {
+    let is_ahead = row.ahead.as_ref().is_some_and(|ahead| !ahead.accepted);
+    let forgets = accept.forget && is_own && is_ahead;
+    if is_own && !is_blocked && !forgets && (accept.forget || !has_other_name) {
         return Ok(None);
     }
-    if is_blocked && accept.revision == 0 {
-        let text = format!("node {node} is blocked: an acceptance that ends this names the row's revision");
+    if (is_blocked || accept.forget) && accept.revision == 0 {
+        let why = if is_blocked { "is blocked" } else { "has seen more than etcd has" };
+        let text = format!("node {node} {why}: an acceptance that ends this names the row's revision");
         return Err(Error::invalid(text).into());
     }
     if accept.revision != 0 {
@@ -594,7 +608,10 @@ fn accepted(node: &str, present: &Read<NodeRow>, accept: &Accept) -> Result<Opti
     };
     if is_own {
         let mut after = NodeRow { state, block: None, ..row.clone() };
-        for (plugin, of) in &mut after.plugins {
+        if forgets && let Some(ahead) = &mut after.ahead {
+            ahead.accepted = true;
+        }
+        for (plugin, of) in after.plugins.iter_mut().filter(|_| !accept.forget) {
             if let Some(id) = of.other_node_id.take() {
                 after.node_ids.insert(plugin.clone(), id.clone());
                 of.node_id = Some(id);
@@ -626,6 +643,7 @@ fn accepted(node: &str, present: &Read<NodeRow>, accept: &Accept) -> Result<Opti
         block: None,
         drains: row.drains,
         fence: row.fence.clone(),
+        ahead: None,
         rest: row.rest.clone(),
     }))
 }
@@ -655,7 +673,7 @@ mod tests {
     }
 
     fn accept(n: u32, revision: u64) -> Accept {
-        Accept { machine_id: format!("m{n}"), journal_id: format!("j{n}"), revision }
+        Accept { machine_id: format!("m{n}"), journal_id: format!("j{n}"), revision, forget: false }
     }
 
     fn operator() -> Identity {

@@ -36,7 +36,7 @@ use crate::grants::May;
 use crate::listen;
 use crate::places::Places;
 use crate::presence::Presence;
-use crate::rows::{self, MetaRow, Mode, SCHEMAS, Schemas, ServerRow};
+use crate::rows::{self, MetaRow, SCHEMAS, Schemas, ServerRow};
 use crate::scrape::Sources;
 use crate::service::{Service, end_if_over};
 use crate::sessions::Sessions;
@@ -154,14 +154,9 @@ fn registry(config: &Config, keys: &Keys) -> Result<EtcdRegistry> {
 
 async fn init(config: &Config, keys: &Keys, schemas: Schemas) -> Result<()> {
     let rows = registry(config, keys)?.rows();
-    let meta = MetaRow {
-        cluster: config.cluster.clone(),
-        schema: schemas.max,
-        generation: 1,
-        mode: Mode::Normal,
-        awaited: Vec::new(),
-        rest: Default::default(),
-    };
+    // The answer has the ID of etcd's cluster.
+    rows.read(&RowKey::Meta).await?;
+    let meta = MetaRow::new(&config.cluster, schemas, rows.etcd_cluster());
     let guard = Guard { key: RowKey::Meta, is: Expected::Absent };
     let write = Write { value: Some(rows::write(&RowKey::Meta, &meta)?), key: RowKey::Meta, lease: 0 };
     let written = rows.write(&[guard], vec![write]).await?;
@@ -221,6 +216,7 @@ async fn run(config: Config, keys: Keys, file: &Path, schemas: Schemas) -> Resul
     let (due, volumes) = mpsc::channel(DUE);
     let cluster = Arc::new(Cluster::new(config, certificates, registry, Presence::new(), due, schemas));
     cluster.meta().await.context("the cluster's row in etcd, which csid-server init makes")?;
+    cluster.notice_restore().await.context("the ID of the etcd cluster")?;
     let sessions = Arc::new(Sessions::default());
     let listener = TcpListener::bind(listen).await.with_context(|| listen.to_string())?;
     let of_metrics = match metrics {
@@ -278,6 +274,8 @@ async fn run(config: Config, keys: Keys, file: &Path, schemas: Schemas) -> Resul
             _ = interrupt.recv() => break,
             Some(()) = reloads.recv() => reload(file, &cluster, &sessions),
             () = &mut ready => break,
+            // What this process remembers is of another history. systemd starts it again.
+            why = cluster.rows.restored() => bail!("etcd was restored from a backup while this server ran: {why}"),
         }
     }
     notify(NotifyState::Stopping);
@@ -409,6 +407,8 @@ pub async fn end_sessions(cluster: Arc<Cluster>, sessions: Arc<Sessions>) {
         if open.is_empty() {
             continue;
         }
+        // A session of another generation or mode ends when this server has seen that.
+        let _ = cluster.meta_now().await;
         if known != read {
             // Without etcd all sessions end, by the presence.
             let Ok(found) = cluster.nodes_with_sessions().await else { continue };

@@ -24,6 +24,7 @@ use csid_etcd::{Expected, Guard, RowKey};
 
 use crate::cluster::{Cluster, meta_guard, node_guard, not_joined};
 use crate::controllers::plugin_guard;
+use crate::excluded::excluding;
 use crate::failure::Result;
 use crate::grants::May;
 use crate::presence::Here;
@@ -289,8 +290,10 @@ impl Cluster {
         if row.value.state != NodeState::Ready || !self.may_claim(&record.name.namespace, claim) {
             return Ok(None);
         }
-        if record.claim_at(&claim.consumer, node).is_none() && rules::refuse_expanding(record).is_err() {
-            return Ok(None);
+        match record.claim_at(&claim.consumer, node) {
+            Some(present) if excluding(record, present).next().is_some() => return Ok(None),
+            None if rules::refuse_expanding(record).is_err() => return Ok(None),
+            Some(_) | None => {}
         }
         let around = self.around_row(record, Some(row.clone())).await?;
         let mut claims = around.claims(record, node);

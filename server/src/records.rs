@@ -46,7 +46,12 @@ impl Around {
         self.reported(record).and_then(|plugin| plugin.node_id.clone())
     }
 
-    /// Returns another name of the node by the plugin than the first one, which no operator has accepted.
+    /// Returns whether the node has had a name of its own by the plugin.
+    pub fn has_first_name(&self, record: &Record) -> bool {
+        self.node.as_ref().is_some_and(|row| row.value.node_ids.contains_key(&record.volume.plugin))
+    }
+
+    /// Returns another name of the node by the plugin than the first one, or one that another node has. No operator has accepted it.
     pub fn refused_node_id(&self, record: &Record) -> Option<&str> {
         self.reported(record).and_then(|plugin| plugin.other_node_id.as_deref())
     }

@@ -40,6 +40,10 @@ pub enum Mode {
     Normal,
     /// A backup was restored. Nothing is granted.
     Recovering,
+    /// etcd is a backup, and no operator has said so. Nothing is granted, and no node joins. It is no value of the row: the row names another etcd
+    /// cluster then.
+    #[serde(skip)]
+    Restored,
 }
 
 impl Mode {
@@ -47,6 +51,7 @@ impl Mode {
         match self {
             Mode::Normal => "normal",
             Mode::Recovering => "recovering",
+            Mode::Restored => "restored",
         }
     }
 }
@@ -59,8 +64,47 @@ pub struct MetaRow {
     pub schema: u32,
     pub generation: u64,
     pub mode: Mode,
-    #[serde(default)]
-    pub awaited: Vec<String>,
+    /// The ID of the etcd cluster that has the row. In a backup that was restored it is another one. `None`: an earlier server has written
+    /// the row.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub etcd: Option<String>,
+    /// Why the last recovery has begun.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recovery: Option<RecoveryRow>,
+    #[serde(flatten)]
+    pub rest: Map<String, Value>,
+}
+
+impl MetaRow {
+    /// Returns the row of a new cluster whose values have the newest of these versions. `etcd`: the ID of the etcd cluster.
+    pub fn new(cluster: &str, schemas: Schemas, etcd: u64) -> MetaRow {
+        let (recovery, rest) = Default::default();
+        MetaRow {
+            cluster: cluster.to_owned(),
+            schema: schemas.max,
+            generation: 1,
+            mode: Mode::Normal,
+            etcd: Some(etcd_name(etcd)),
+            recovery,
+            rest,
+        }
+    }
+}
+
+/// Returns the ID of an etcd cluster as the row of the cluster has it.
+pub fn etcd_name(id: u64) -> String {
+    format!("{id:x}")
+}
+
+/// The beginning of a recovery.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct RecoveryRow {
+    /// The operator who has begun it, as grants name it.
+    pub by: String,
+    pub reason: String,
+    /// Microseconds since 1970, for people.
+    pub since_usec: u64,
     #[serde(flatten)]
     pub rest: Map<String, Value>,
 }
@@ -128,6 +172,9 @@ pub struct NodeRow {
     /// The last fence. It stays when the node has joined again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fence: Option<FenceRow>,
+    /// What the node has seen that etcd does not have. `None`: its last Hello named nothing like that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ahead: Option<AheadRow>,
     #[serde(flatten)]
     pub rest: Map<String, Value>,
 }
@@ -135,7 +182,7 @@ pub struct NodeRow {
 impl NodeRow {
     /// Returns the row of a node that joins for the first time.
     pub fn new(journal_id: &str, machine_id: &str, boot: &str) -> NodeRow {
-        let (plugins, node_ids, other, block, drains, fence, rest) = Default::default();
+        let (plugins, node_ids, other, block, drains, fence, ahead, rest) = Default::default();
         NodeRow {
             journal_id: journal_id.to_owned(),
             machine_id: machine_id.to_owned(),
@@ -147,6 +194,7 @@ impl NodeRow {
             block,
             drains,
             fence,
+            ahead,
             rest,
         }
     }
@@ -158,6 +206,11 @@ impl NodeRow {
             NodeState::Draining => self.drains.max(1),
             NodeState::Ready | NodeState::Fenced | NodeState::Blocked => 0,
         }
+    }
+
+    /// Returns whether the node may have sessions.
+    pub fn may_have_sessions(&self) -> bool {
+        matches!(self.state, NodeState::Ready | NodeState::Draining)
     }
 
     /// Returns whether the node's machine is off, by an operator's word. A node that is blocked may be fenced, too.
@@ -189,6 +242,21 @@ pub struct OtherMachine {
     pub boot: String,
     /// Microseconds since 1970, for people.
     pub since_usec: u64,
+    #[serde(flatten)]
+    pub rest: Map<String, Value>,
+}
+
+/// A generation and a revision of it that a node has seen, and that etcd does not have.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct AheadRow {
+    pub generation: u64,
+    pub revision: u64,
+    /// Microseconds since 1970, for people.
+    pub since_usec: u64,
+    /// Whether an operator has accepted that. The node joins then, and forgets it.
+    #[serde(default)]
+    pub accepted: bool,
     #[serde(flatten)]
     pub rest: Map<String, Value>,
 }
@@ -305,6 +373,43 @@ pub struct DrainLeftRow {
     pub why: String,
 }
 
+/// What a node has said to hold after a restore of etcd.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct HeardRow {
+    /// The generation in which the node has said that.
+    pub generation: u64,
+    /// Whether it has said all that it holds.
+    #[serde(default)]
+    pub complete: bool,
+    /// The first claims that servers have not taken over, and that no operator has forgotten.
+    #[serde(default)]
+    pub claims: Vec<RefusedClaimRow>,
+    /// Whether there were more.
+    #[serde(default)]
+    pub more: bool,
+    #[serde(flatten)]
+    pub rest: Map<String, Value>,
+}
+
+impl HeardRow {
+    /// Returns whether claims were not taken over, and no operator has forgotten them.
+    pub fn has_refused(&self) -> bool {
+        self.more || !self.claims.is_empty()
+    }
+}
+
+/// A claim that a node has said to hold. Its names are texts of that node, cut off.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct RefusedClaimRow {
+    pub claim: String,
+    pub namespace: String,
+    pub volume: String,
+    pub consumer: String,
+    pub why: String,
+}
+
 /// The row of a session. It is under the server's lease.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -354,7 +459,8 @@ mod tests {
             "node-ids":{"p":"i"},
             "other":{"journal-id":"k","machine-id":"n","boot":"c","since-usec":1,"version":"9"},
             "block":{"by":"operator/a","reason":"","since-usec":2,"before":"fenced","until":3},
-            "drains":2,"fence":{"number":1,"boot":"b","by":"operator/a","reason":"","since-usec":2,"before":"ready","how":4}}"#;
+            "drains":2,"fence":{"number":1,"boot":"b","by":"operator/a","reason":"","since-usec":2,"before":"ready","how":4},
+            "ahead":{"generation":3,"revision":4,"since-usec":5,"accepted":true,"who":"x"}}"#;
         let row = Row { value: value.to_vec(), created: 1, revision: 2 };
         let key = RowKey::Node("n".into());
         let read: Read<NodeRow> = read(&key, &row).unwrap();

@@ -5,8 +5,9 @@ use csid_etcd::{RowKey, Rows};
 
 use crate::cluster::Cluster;
 use crate::failure::Result;
+use crate::heard::Missing;
 use crate::nodes::SERVERS;
-use crate::rows::{self, Read, ServerRow};
+use crate::rows::{self, Mode, Read, ServerRow};
 
 impl Cluster {
     /// Returns the servers that run, by their names.
@@ -19,6 +20,12 @@ impl Cluster {
                 let RowKey::Server(id) = &key else { continue };
                 servers.push(self.shown(id, rows::read(&key, &row)?));
             }
+            let (cause, by, since_usec) =
+                meta.recovery.map(|of| (of.reason, of.by, of.since_usec)).unwrap_or_default();
+            let missing = match meta.mode {
+                Mode::Recovering => self.missing(meta.generation).await?,
+                Mode::Normal | Mode::Restored => Missing::default(),
+            };
             servers.sort_by(|a, b| (&a.name, &a.id).cmp(&(&b.name, &b.id)));
             Ok(ServerRows {
                 servers,
@@ -27,6 +34,11 @@ impl Cluster {
                 schema: meta.schema,
                 generation: meta.generation,
                 mode: meta.mode.word().to_owned(),
+                awaited: missing.awaited,
+                cause,
+                by,
+                since_usec,
+                refused: missing.refused,
             })
         })
         .await

@@ -8,9 +8,9 @@ use csi_proto::cluster::v1::cluster_server::Cluster as Calls;
 use csi_proto::cluster::v1::from_node::Is as From;
 use csi_proto::cluster::v1::to_node::Is as To;
 use csi_proto::cluster::v1::{
-    Accepted, CallName, ChangeAsk, ClaimAsk, ClaimPage, Done, Explanation, FromNode, Granted, Hello,
-    InventoryAsk, InventoryPage, ListAsk, NodeExpanded, Owed, Plugins, ReleaseAsk, ToNode, VolumeAsk,
-    VolumePage, VolumeRow, Withdrawn,
+    Accepted, CallName, ChangeAsk, ClaimAsk, ClaimPage, Done, Explanation, FromNode, Granted, Held,
+    HeldClaims, Hello, InventoryAsk, InventoryPage, ListAsk, NodeExpanded, Owed, Plugins, ReleaseAsk, ToNode,
+    VolumeAsk, VolumePage, VolumeRow, Withdrawn,
 };
 use csi_proto::identity::{Identity, Role};
 use csid::error::shortened;
@@ -81,6 +81,11 @@ impl Calls for Service {
     async fn detached(&self, request: Request<Owed>) -> Result<Response<Accepted>, Status> {
         let caller = self.cluster.caller(&request)?;
         Ok(Response::new(self.cluster.detached(&caller, request.into_inner()).await?))
+    }
+
+    async fn hold(&self, request: Request<HeldClaims>) -> Result<Response<Held>, Status> {
+        let caller = self.cluster.caller(&request)?;
+        Ok(Response::new(self.cluster.hold(&caller, request.into_inner()).await?))
     }
 
     async fn expanded(&self, request: Request<NodeExpanded>) -> Result<Response<Accepted>, Status> {
@@ -260,6 +265,10 @@ impl Service {
                     return Some(over.unwrap_or_else(|_| ServerError::Unavailable(replaced())));
                 }
                 _ = presence.wait_for(is_over) => return Some(self.cluster.presence.cut_off()),
+                () = self.cluster.left(&joining.phase) => {
+                    let text = "the cluster has begun or ended a recovery: a node joins once more";
+                    return Some(ServerError::Unavailable(text.into()));
+                }
                 () = sender.closed() => return None,
                 message = incoming.message() => message,
             };

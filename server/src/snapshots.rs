@@ -32,6 +32,8 @@ impl Service {
         }
         self.cluster.presence.here()?;
         self.cluster.require_unblocked(caller).await?;
+        // A recovering cluster deletes nothing, so no plugin is asked for that.
+        self.cluster.normal().await?;
         let list = ListExternal {
             snapshots: true,
             snapshot: ask.snapshot.clone(),

@@ -26,6 +26,8 @@ impl Service {
         // A creation that goes on has its source.
         let is_new = self.cluster.registry.record(name.clone()).await?.registration.is_none();
         if is_new {
+            // A recovering cluster creates nothing, so no plugin is asked for that.
+            self.cluster.normal().await?;
             let source = self.find_source(caller, &name, &plugin, &new.spec).await?;
             if let Standing::Creating(creation) = &mut new.standing {
                 creation.source = source;

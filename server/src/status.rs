@@ -81,6 +81,14 @@ impl Cluster {
                         let text = format!("another machine asks to join: {}", cut(&other.machine_id, TEXT));
                         attention.push(about("another-machine", node, text));
                     }
+                    let ahead = row.and_then(|row| row.ahead.as_ref());
+                    if let Some(ahead) = ahead.filter(|ahead| !ahead.accepted) {
+                        let text = format!(
+                            "it has seen generation {}, which etcd lacks a part of",
+                            ahead.generation
+                        );
+                        attention.push(about("node-ahead-of-etcd", node, text));
+                    }
                     match state {
                         AWAY => away.push(node.to_owned()),
                         UNREADABLE => {
@@ -101,6 +109,10 @@ impl Cluster {
                     let text = format!("it has no session, and keeps {claims} claims");
                     attention.push(about("node-away", &node, text));
                 }
+            }
+            for of in &servers.refused {
+                let text = "claims that it holds were not brought back after a restore of etcd".to_owned();
+                attention.push(about("held-claim-refused", &of.node, text));
             }
             attention.sort_by(|a, b| (&a.name, &a.kind).cmp(&(&b.name, &b.kind)));
             let (records, _) = self.registry.restless().await?;

@@ -9,7 +9,7 @@ use csid::error::shortened;
 use csid::{Error, Kind};
 use csid_etcd::{RowKey, Rows, Write, Written};
 
-use crate::cluster::{Cluster, meta_guard};
+use crate::cluster::{Cluster, RESTORED, meta_guard};
 use crate::failure::Result;
 use crate::grants::May;
 use crate::nodes::SERVERS;
@@ -35,8 +35,12 @@ impl Cluster {
                 );
                 return Err(Error::invalid(text).into());
             }
-            if meta.value.mode == Mode::Recovering {
-                return Err(Error::new(Kind::Busy, "the cluster recovers from a backup").into());
+            match meta.value.mode {
+                Mode::Normal => {}
+                Mode::Recovering => {
+                    return Err(Error::new(Kind::Busy, "the cluster recovers from a backup").into());
+                }
+                Mode::Restored => return Err(Error::new(Kind::Busy, RESTORED).into()),
             }
             self.while_here(self.refuse_unknown(ask.schema)).await?;
             let after = MetaRow { schema: ask.schema, ..meta.value.clone() };

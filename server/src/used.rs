@@ -41,6 +41,11 @@ fn has(record: &Record, node: &str) -> bool {
         || record.attachments.iter().any(|at| at.node == node)
 }
 
+/// Returns whether a node has brought a claim of the volume back after a restore of etcd.
+fn is_brought_back(record: &Record, node: &str) -> bool {
+    record.claims.iter().any(|claim| claim.node == node && claim.adopted)
+}
+
 /// Returns the nodes that begin (`true`) or cease to have a volume, by a change of its record.
 fn changes(before: &Record, after: &Record) -> Vec<(String, bool)> {
     let claims = claim_changes(before, after);
@@ -96,6 +101,8 @@ impl Cluster {
                 false => &before.volume.plugin,
             };
             let limit = match begins {
+                // The node has the volume already. A limit that keeps the claim out of etcd would not change that.
+                true if is_brought_back(after, &node) => 0,
                 true => limit_of(self.node(&node).await?.as_ref().map(|row| &row.value), plugin),
                 false => 0,
             };

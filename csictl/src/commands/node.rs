@@ -220,7 +220,7 @@ async fn accept(servers: &Servers, args: args::Accept, json: bool, tried: &mut T
     };
     let Machine { machine_id, journal_id, .. } = machine;
     let what = format!("accept node {node}");
-    let change = Change::Accept(Accept { machine_id, journal_id, revision: row.revision });
+    let change = Change::Accept(Accept { machine_id, journal_id, revision: row.revision, forget: false });
     changed(&set(servers, &node, &what, change).await?, json)?;
     Ok(())
 }

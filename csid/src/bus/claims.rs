@@ -204,6 +204,7 @@ pub(super) mod tests {
             id: String::new(),
             call: String::new(),
             keeper: String::new(),
+            adopted: false,
             grant: None,
             modify_index: 2,
         }

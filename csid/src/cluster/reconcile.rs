@@ -17,7 +17,7 @@ use tonic::Streaming;
 
 use crate::cluster::calls::answered;
 use crate::cluster::failure::read;
-use crate::cluster::node::{CLAIMS, Node};
+use crate::cluster::node::{CLAIMS, Joined, Node, SessionState};
 use crate::error::{Error, Kind, Result};
 use crate::store::registry::{Claim, ClaimState, Grant, VolumeName};
 use crate::store::rows::Leg;
@@ -106,6 +106,10 @@ impl Node {
         if ended > 0 {
             tracing::warn!(ended, "claims that csid gave up were granted later, and are ended");
         }
+        // While the cluster recovers, etcd lacks claims that it had.
+        if matches!(&*self.state.borrow(), SessionState::Joined(Joined { recovers: true, .. })) {
+            return Ok(());
+        }
         for (name, claim) in missing.into_values() {
             match self.lose_if_gone(&name, &claim, volumes).await {
                 Ok(true) => {
@@ -175,7 +179,7 @@ impl Node {
         }
         let usage = row.r#use.unwrap_or_default();
         let usage = read_use(&usage.mode, &usage.access_mode, &usage.attachment_mode).ok()?;
-        let grant = Grant { cluster: self.cluster.clone(), leg: Leg::Removing, boot: None };
+        let grant = Grant::new(self.cluster.clone(), Leg::Removing);
         Some(Claim {
             state: ClaimState::ControllerDetached,
             releasing: true,

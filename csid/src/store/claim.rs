@@ -108,6 +108,23 @@ pub struct Grant {
     /// granted it.
     #[serde(default, with = "or_default")]
     pub boot: Option<String>,
+    /// The generation of the cluster, and the revision of its etcd, at which a server granted the claim last. They prove that etcd has gone back
+    /// if it has less. 0: none has granted it, or an earlier csid did not note it.
+    #[serde(default, skip_serializing_if = "Grant::is_unknown")]
+    pub generation: u64,
+    #[serde(default, skip_serializing_if = "Grant::is_unknown")]
+    pub revision: u64,
+}
+
+impl Grant {
+    /// Returns the grant of a claim for which no server was asked yet.
+    pub fn new(cluster: String, leg: Leg) -> Grant {
+        Grant { cluster, leg, boot: None, generation: 0, revision: 0 }
+    }
+
+    fn is_unknown(number: &u64) -> bool {
+        *number == 0
+    }
 }
 
 /// A claim of a volume.
@@ -154,6 +171,9 @@ pub struct Claim {
     /// The ID of the server of a cluster that the caller has asked last, while the claim waits. Empty: an earlier server did not note it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub keeper: String,
+    /// Whether the claim's node has brought it back to the servers of its cluster, whose etcd was restored from a backup.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub adopted: bool,
     /// `None`: no server of a cluster was asked for the claim, or it has learned that the claim has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grant: Option<Grant>,

@@ -265,6 +265,7 @@ pub(in crate::volume) fn new_claim(consumer: &str, node: &str, uid: u32, usage: 
         id: String::new(),
         call: String::new(),
         keeper: String::new(),
+        adopted: false,
         grant: None,
         modify_index: 0,
     }

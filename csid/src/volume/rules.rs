@@ -15,14 +15,15 @@ use crate::store::volume_handle::VolumeHandle;
 use crate::volume::errors::claim::ClaimError;
 use crate::volume::errors::volume::VolumeError;
 use crate::volume::lifecycle;
+use crate::volume::model::claim;
 
 pub use crate::plugin::{Created, proves_no_effect};
 pub use crate::store::event_kind::EventKind;
 pub use crate::volume::lifecycle::{enter_attach_secrets, given_values, refuse_nonsense};
 pub use crate::volume::model::call_name::name_call;
 pub use crate::volume::model::claim::{
-    ClaimAction, ClaimEffect, ClaimEvent, ClaimNext, ClaimOutcome, ClaimRefusal, Claims, admit, reader_only,
-    step,
+    ClaimAction, ClaimEffect, ClaimEvent, ClaimNext, ClaimOutcome, ClaimRefusal, Claims, admit, fits,
+    reader_only, step,
 };
 pub use crate::volume::model::paths::{name_at_plugin, snapshot_at_plugin};
 pub use crate::volume::transitions::{
@@ -112,6 +113,11 @@ pub fn without_registration(record: &Record) -> Result<Record> {
 /// Makes a claim for which nothing was done yet.
 pub fn new_claim(consumer: &str, node: &str, uid: u32, usage: Use) -> Claim {
     lifecycle::new_claim(consumer, node, uid, usage)
+}
+
+/// Returns whether two claims of a volume exclude each other. They may be of different nodes.
+pub fn exclude_each_other(one: &Claim, other: &Claim) -> bool {
+    claim::conflict(one, other)
 }
 
 /// Returns the acknowledged claims that a change removes.

@@ -22,7 +22,7 @@ use super::node::{Host, Parts, Servers};
 use super::server::{self, CLUSTER, Running, identity};
 use super::world::{World, is_single};
 use crate::random::seeded;
-use crate::rows::{self, MetaRow, Mode, SCHEMAS};
+use crate::rows::{self, MetaRow, SCHEMAS};
 
 /// How long the cluster has to come to rest when nothing fails any more. A claim that was given up is tried again after 300 s.
 const REST: Duration = Duration::from_secs(900);
@@ -94,14 +94,9 @@ async fn init(double: &Double) {
     let events = Box::new(|_| std::future::ready(()).boxed());
     let connections = vec![double.connect(Arc::new(Clear))];
     let registry = EtcdRegistry::start_at(connections, "/csid/", Timing::default(), events).unwrap();
-    let meta = MetaRow {
-        cluster: CLUSTER.to_owned(),
-        schema: SCHEMAS.max,
-        generation: 1,
-        mode: Mode::Normal,
-        awaited: Vec::new(),
-        rest: Default::default(),
-    };
+    // The answer has the ID of etcd's cluster.
+    registry.rows().read(&RowKey::Meta).await.unwrap();
+    let meta = MetaRow::new(CLUSTER, SCHEMAS, registry.rows().etcd_cluster());
     let guard = Guard { key: RowKey::Meta, is: Expected::Absent };
     let value = Some(rows::write(&RowKey::Meta, &meta).unwrap());
     let write = Write { value, key: RowKey::Meta, lease: 0 };

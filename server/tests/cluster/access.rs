@@ -7,11 +7,12 @@ use csi_proto::cluster::v1::admin_client::AdminClient;
 use csi_proto::cluster::v1::change_ask::What;
 use csi_proto::cluster::v1::cluster_client::ClusterClient;
 use csi_proto::cluster::v1::node_change::Change;
+use csi_proto::cluster::v1::resume_ask::Step;
 use csi_proto::cluster::v1::{
     Accept, AuditAsk, BlockAsk, CallName, ChangeAsk, CreateAsk, DeleteAsk, DeleteSnapshotAsk, Deregister,
-    DrainAsk, ExpandAsk, FenceAsk, ForgetAsk, InventoryAsk, ListAsk, ListExternal, NodeAsk, NodeChange,
-    NodeExpanded, NodesAsk, ReleaseAsk, ServersAsk, SnapshotAsk, StatusAsk, UndrainAsk, UpgradeAsk,
-    ValidateAsk, VolumeAsk, inventory_ask,
+    DrainAsk, ExpandAsk, FenceAsk, ForgetAsk, HeldClaims, InventoryAsk, ListAsk, ListExternal, NodeAsk,
+    NodeChange, NodeExpanded, NodesAsk, ReleaseAsk, RestoredAsk, ResumeAsk, ServersAsk, SnapshotAsk,
+    StatusAsk, UndrainAsk, UpgradeAsk, ValidateAsk, VolumeAsk, inventory_ask,
 };
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Status};
@@ -61,7 +62,9 @@ async fn calls(channel: &Channel, node: &str, namespace: &str) -> BTreeMap<&'sta
     found.insert("detached", became(client.detached(detached).await));
     let (of, volume) = name();
     let boot = hello(node).boot;
+    let hold = HeldClaims { boot: boot.clone(), ..HeldClaims::default() };
     let expanded = NodeExpanded { namespace: of, volume, required: 1, limit: 0, boot };
+    found.insert("hold", became(client.hold(hold).await));
     found.insert("expanded", became(client.expanded(expanded).await));
     let (of, volume) = name();
     let boot = hello(node).boot;
@@ -124,7 +127,12 @@ async fn calls(channel: &Channel, node: &str, namespace: &str) -> BTreeMap<&'sta
     let changes = [
         (
             "accept",
-            Some(Change::Accept(Accept { machine_id: "m".into(), journal_id: "j".into(), revision: 0 })),
+            Some(Change::Accept(Accept {
+                machine_id: "m".into(),
+                journal_id: "j".into(),
+                revision: 0,
+                forget: false,
+            })),
         ),
         ("block", Some(Change::Block(BlockAsk::default()))),
         ("another change", None),
@@ -139,6 +147,10 @@ async fn calls(channel: &Channel, node: &str, namespace: &str) -> BTreeMap<&'sta
     // The values have this version already.
     found.insert("upgrade", became(client.upgrade(UpgradeAsk { schema: 1 }).await));
     found.insert("status", became(client.status(StatusAsk {}).await));
+    // No operator has seen generation 0.
+    found.insert("restored", became(client.restored(RestoredAsk { generation: 0, past: 0 }).await));
+    let end = ResumeAsk { step: Step::End.into(), ..ResumeAsk::default() };
+    found.insert("resume", became(client.resume(end).await));
     found.insert("servers", became(client.servers(ServersAsk {}).await));
     let audit = client.audit(AuditAsk {}).await;
     // An audit goes on until it is read to its end, and there is one at a time.
@@ -311,6 +323,9 @@ async fn every_call_of_every_identity_is_as_granted() {
             due.insert("status", due["servers"]);
             let upgrade = if who == "operator with all grants" { Done } else { due["block"] };
             due.insert("upgrade", upgrade);
+            for call in ["restored", "resume"] {
+                due.insert(call, due["block"]);
+            }
             // Who sees servers may make an audit.
             due.insert("audit", due["servers"]);
             // A node withdraws its own calls, and who claims for other nodes does.
@@ -321,6 +336,8 @@ async fn every_call_of_every_identity_is_as_granted() {
             due.insert("withdraw", withdraw);
             // A node reports its own part of an expansion, if it has a claim.
             due.insert("expanded", due["detached"]);
+            // No node has seen generation 0.
+            due.insert("hold", if due["detached"] == Done { Decided } else { due["detached"] });
             // The volume of `deregister` is not there, and has no owner.
             due.insert(
                 "deregister",

@@ -111,10 +111,13 @@ async fn each_kind_of_misfit_is_found_by_its_key() {
     let due: BTreeSet<(&str, &str)> = [
         ("attachment-without-claim", "/vol/default/lacks/at/n7"),
         ("claim-without-node", "/vol/default/data/claim/n8/web"),
+        ("claims-exclude-each-other", "/vol/default/data/claim/n8/web"),
         ("controller-without-node", "/plugin/p"),
         ("driver-without-server", "/vol/default/data/head"),
         ("external-id-without-volume", "/ext/p/00ff"),
         ("grants-differ", "/server/third"),
+        ("recovery-awaits-node", "/node/n1"),
+        ("recovery-awaits-node", "/node/n6"),
         ("report-without-node", "/report/n4"),
         ("session-without-node", "/session/n5/s"),
         ("unreadable-value", "/ext/p/00fe"),

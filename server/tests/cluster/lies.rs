@@ -5,7 +5,7 @@ use csi_proto::cluster::v1::{
 };
 use tonic::Code;
 
-use crate::site::{Refusal, Site, eventually, open};
+use crate::site::{First, Refusal, Site, eventually, open};
 
 #[tokio::test]
 async fn lie_in_a_claim_is_refused() {
@@ -215,13 +215,14 @@ async fn lie_in_a_session_is_refused() {
         }
     }
     let future = Hello { generation: 2, ..node.hello.clone() };
-    let refused = open(&mut node.client(0), future).await.err().expect("an error");
-    assert_eq!(Refusal::of(&refused).kind, "StateCorrupt");
+    let (first, _) = open(&mut node.client(0), future).await.unwrap();
+    assert!(matches!(&first, First::Refused(of) if of == "ahead-of-etcd"), "{first:?}");
     let mut raw = site.raw().await;
     assert!(raw.below("/csid/v1/node/").await.is_empty(), "a lie was written");
     let future = Hello { seen_revision: 1 << 40, ..node.hello.clone() };
-    let refused = open(&mut node.client(0), future).await.err().expect("an error");
-    assert_eq!(Refusal::of(&refused).kind, "StateCorrupt");
+    let (first, _) = open(&mut node.client(0), future).await.unwrap();
+    assert!(matches!(&first, First::Refused(of) if of == "ahead-of-etcd"), "{first:?}");
+    assert!(raw.below("/csid/v1/node/").await.is_empty(), "a lie was written");
     assert!(raw.below("/csid/v1/session/").await.is_empty());
 
     let plugin = |name: &str| PluginReport {

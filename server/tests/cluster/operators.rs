@@ -477,6 +477,7 @@ async fn hellos_of_other_machines_are_few_writes() {
             machine_id: machine.into(),
             journal_id: "new-journal".into(),
             revision: 0,
+            forget: false,
         })),
     };
     assert_eq!(kind(site.admin(0, "all").set_node(accept("m19")).await), "NotFound");
@@ -494,7 +495,7 @@ async fn two_operators_change_a_node_one_after_the_other() {
     };
     let accept = |machine: Option<Machine>, revision| {
         let Machine { machine_id, journal_id, .. } = machine.unwrap();
-        let accept = Accept { machine_id, journal_id, revision };
+        let accept = Accept { machine_id, journal_id, revision, forget: false };
         NodeChange { node: "n1".into(), change: Some(Change::Accept(accept)) }
     };
     for _ in 0..20 {

@@ -67,6 +67,11 @@ namespaces = ["*"]
 may = ["read", "register", "claim-for", "release-others", "fence", "admit", "drain", "cluster"]
 
 [[grant]]
+who = "operator/all"
+namespaces = ["*"]
+may = ["cluster"]
+
+[[grant]]
 who = "operator/anna"
 namespaces = ["*"]
 may = ["read", "admit"]

@@ -1,14 +1,15 @@
 //! A server that lies in the size of its answers. It is a server of the test, at a socket as csid-link makes them.
 
+use std::path::Path;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use csi_proto::cluster::v1::cluster_server::{Cluster, ClusterServer};
 use csi_proto::cluster::v1::{
     Accepted, CallName, ChangeAsk, ClaimAsk, ClaimInList, ClaimPage, ClaimRow, Done, Explanation, FromNode,
-    Granted, InventoryAsk, InventoryPage, ListAsk, NodeExpanded, Owed, ReleaseAsk, ToNode, VolumeAsk,
-    VolumePage, VolumeRow, Welcome, Withdrawn, to_node,
+    Granted, Held, HeldClaims, InventoryAsk, InventoryPage, ListAsk, NodeExpanded, Owed, ReleaseAsk, ToNode,
+    VolumeAsk, VolumePage, VolumeRow, Welcome, Withdrawn, to_node,
 };
 use csid_client::Kind;
 use csid_tests::ask::*;
@@ -16,14 +17,49 @@ use csid_tests::kernel::{forget_peak, peak_kib, resident_kib};
 use csid_tests::world::{refusal, world};
 use futures_util::{Stream, StreamExt, stream};
 use tokio::net::UnixListener;
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::*;
 
-/// How many rows without content an answer has. Each needs two bytes on the wire.
+/// What the server says. Without a change it is a server that grants nothing.
 #[derive(Clone, Default)]
-struct Lying(Arc<AtomicUsize>);
+pub struct Lying {
+    /// How many rows without content an answer has. Each needs two bytes on the wire.
+    rows: Arc<AtomicUsize>,
+    /// The generation and the mode of its Welcome. 0: generation 1, normal.
+    pub welcome: Arc<Mutex<(u64, &'static str)>>,
+    /// The volume that it knows and grants. `None`: rows without content.
+    pub volume: Arc<Mutex<Option<VolumeRow>>>,
+    /// The sessions that have begun.
+    pub sessions: Arc<AtomicUsize>,
+    /// The pages of what a node holds that have come.
+    pub pages: Arc<AtomicUsize>,
+    /// Whether it takes what a node says: its pages and the ends of its claims. It answers the first page when `answer` says so.
+    pub takes: Arc<AtomicBool>,
+    pub answer: Arc<Notify>,
+    /// What it has taken, in that order.
+    pub said: Arc<Mutex<Vec<String>>>,
+    ended: Arc<Notify>,
+}
+
+impl Lying {
+    /// Serves a socket, as csid-link makes them.
+    pub fn start(&self, socket: &Path) -> JoinHandle<Result<(), tonic::transport::Error>> {
+        let _ = std::fs::remove_file(socket);
+        let listener = UnixListener::bind(socket).unwrap();
+        let server = tonic::transport::Server::builder()
+            .add_service(ClusterServer::new(self.clone()).max_encoding_message_size(usize::MAX));
+        tokio::spawn(server.serve_with_incoming(UnixListenerStream::new(listener)))
+    }
+
+    /// Ends the sessions.
+    pub fn end_sessions(&self) {
+        self.ended.notify_waiters();
+    }
+}
 
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
@@ -41,22 +77,54 @@ impl Cluster for Lying {
         &self,
         _: Request<Streaming<FromNode>>,
     ) -> Result<Response<Self::SessionStream>, Status> {
-        let welcome =
-            Welcome { generation: 1, mode: "normal".into(), node: "n1".into(), ..Welcome::default() };
+        let (generation, mode) = match *self.welcome.lock().unwrap() {
+            (0, _) => (1, "normal"),
+            said => said,
+        };
+        let welcome = Welcome { generation, mode: mode.into(), node: "n1".into(), ..Welcome::default() };
         let first = ToNode { is: Some(to_node::Is::Welcome(welcome)) };
-        Ok(Response::new(stream::iter([Ok(first)]).chain(stream::pending()).boxed()))
+        self.sessions.fetch_add(1, Ordering::Relaxed);
+        let ended = self.ended.clone();
+        let rest = stream::pending().take_until(async move { ended.notified().await });
+        Ok(Response::new(stream::iter([Ok(first)]).chain(rest).boxed()))
     }
 
     async fn claim(&self, _: Request<ClaimAsk>) -> Result<Response<Granted>, Status> {
-        unknown()
+        match self.volume.lock().unwrap().clone() {
+            Some(volume) => Ok(Response::new(Granted {
+                claim: "lie".into(),
+                volume: Some(volume),
+                revision: 7,
+                ..Granted::default()
+            })),
+            None => unknown(),
+        }
     }
 
     async fn withdraw(&self, _: Request<CallName>) -> Result<Response<Withdrawn>, Status> {
         unknown()
     }
 
-    async fn detached(&self, _: Request<Owed>) -> Result<Response<Accepted>, Status> {
-        unknown()
+    async fn detached(&self, request: Request<Owed>) -> Result<Response<Accepted>, Status> {
+        if !self.takes.load(Ordering::Relaxed) {
+            return unknown();
+        }
+        self.said.lock().unwrap().push(format!("end of {}", request.into_inner().consumer));
+        Ok(Response::new(Accepted {}))
+    }
+
+    async fn hold(&self, request: Request<HeldClaims>) -> Result<Response<Held>, Status> {
+        let is_first = self.pages.fetch_add(1, Ordering::Relaxed) == 0;
+        if !self.takes.load(Ordering::Relaxed) {
+            return unknown();
+        }
+        let HeldClaims { claims, last, .. } = request.into_inner();
+        let what = if last { "last page" } else { "page" };
+        self.said.lock().unwrap().push(format!("{what} of {}", claims.len()));
+        if is_first {
+            self.answer.notified().await;
+        }
+        Ok(Response::new(Held::default()))
     }
 
     async fn expanded(&self, _: Request<NodeExpanded>) -> Result<Response<Accepted>, Status> {
@@ -72,7 +140,10 @@ impl Cluster for Lying {
     }
 
     async fn volume(&self, _: Request<VolumeAsk>) -> Result<Response<VolumeRow>, Status> {
-        let claims = vec![ClaimRow::default(); self.0.load(Ordering::Relaxed)];
+        if let Some(volume) = self.volume.lock().unwrap().clone() {
+            return Ok(Response::new(volume));
+        }
+        let claims = vec![ClaimRow::default(); self.rows.load(Ordering::Relaxed)];
         Ok(Response::new(VolumeRow { claims, ..VolumeRow::default() }))
     }
 
@@ -90,7 +161,7 @@ impl Cluster for Lying {
 
     /// Sends pages for ever.
     async fn claims(&self, _: Request<ListAsk>) -> Result<Response<Self::ClaimsStream>, Status> {
-        let claims = vec![ClaimInList::default(); self.0.load(Ordering::Relaxed)];
+        let claims = vec![ClaimInList::default(); self.rows.load(Ordering::Relaxed)];
         let page = move || Ok(ClaimPage { claims: claims.clone(), ..ClaimPage::default() });
         Ok(Response::new(stream::repeat_with(page).boxed()))
     }
@@ -101,17 +172,14 @@ fn answers_of_a_lying_server_take_little_memory() {
     world(async |w| {
         let link = w.path("lying");
         std::fs::create_dir(&link).unwrap();
-        let listener = UnixListener::bind(link.join("s1:7443")).unwrap();
         let lying = Lying::default();
-        let server = tonic::transport::Server::builder()
-            .add_service(ClusterServer::new(lying.clone()).max_encoding_message_size(usize::MAX));
-        let serving = tokio::spawn(server.serve_with_incoming(UnixListenerStream::new(listener)));
+        let serving = lying.start(&link.join("s1:7443"));
         let client = start_node(w, "n1", &link).await;
         let pid = w.csid_pid();
         let grown = |before: usize| peak_kib(pid).saturating_sub(before) / 1024;
 
         // An answer that no server of csid sends. It would need 200 MiB.
-        lying.0.store(700_000, Ordering::Relaxed);
+        lying.rows.store(700_000, Ordering::Relaxed);
         let before = resident_kib(pid);
         forget_peak(pid);
         for _ in 0..3 {
@@ -122,7 +190,7 @@ fn answers_of_a_lying_server_take_little_memory() {
         assert!(mib < 32, "a message that is too large took {mib} MiB");
 
         // The largest that csid takes, from many calls at the same time.
-        lying.0.store(60_000, Ordering::Relaxed);
+        lying.rows.store(60_000, Ordering::Relaxed);
         let before = resident_kib(pid);
         forget_peak(pid);
         let calls = (0..48).map(|n| {

@@ -36,6 +36,7 @@ pub fn claim(consumer: &str, node: &str) -> Claim {
         id: String::new(),
         call: String::new(),
         keeper: String::new(),
+        adopted: false,
         grant: None,
         modify_index: 0,
     }

@@ -21,7 +21,9 @@
 use std::sync::Arc;
 
 use crate::store::claim_set::ClaimSet;
-use crate::store::registry::{Attachment, Blocked, Bound, Capability, Claim, ClaimMode, ClaimState, Grant};
+use crate::store::registry::{
+    Attachment, Blocked, Bound, Capability, Claim, ClaimMode, ClaimState, Grant, Use,
+};
 use crate::store::rows::{AccessMode, Leg};
 use crate::volume::model::admission::OF_UID;
 use crate::volume::model::call_name::is_later;
@@ -106,12 +108,7 @@ pub fn admit(volume: &Claims, wanted: &Claim) -> Result<(), ClaimRefusal> {
     if wanted.uid != 0 && others().filter(is_own).count() >= OF_UID {
         return Err(ClaimRefusal::TooMany);
     }
-    if !volume.capabilities.contains(&capability) {
-        return Err(ClaimRefusal::NoCapability);
-    }
-    if reader_only(access_mode) && mode == ClaimMode::Write {
-        return Err(ClaimRefusal::ReaderOnly);
-    }
+    fits(&volume.capabilities, wanted.usage)?;
     let conflict = |what, held: fn(&Claim, &Claim) -> bool| {
         let holders = others().filter(|other| held(other, wanted));
         let holders: Vec<String> = holders.map(|other| volume.shown(other)).collect();
@@ -139,10 +136,22 @@ pub fn admit(volume: &Claims, wanted: &Claim) -> Result<(), ClaimRefusal> {
     }
 }
 
+/// Checks a usage by the capabilities that a volume was registered with.
+pub fn fits(capabilities: &[Capability], usage: Use) -> Result<(), ClaimRefusal> {
+    if !capabilities.contains(&usage.capability) {
+        return Err(ClaimRefusal::NoCapability);
+    }
+    if reader_only(usage.capability.access_mode) && usage.mode == ClaimMode::Write {
+        return Err(ClaimRefusal::ReaderOnly);
+    }
+    Ok(())
+}
+
 /// Returns whether two claims of a volume exclude each other.
 pub(in crate::volume) fn conflict(one: &Claim, other: &Claim) -> bool {
     let capabilities = vec![other.usage.capability];
-    let held = Claims { capabilities, claims: ClaimSet::from_iter([one.clone()]), ..Claims::default() };
+    let (claims, node) = (ClaimSet::from_iter([one.clone()]), Some(other.node.clone()));
+    let held = Claims { capabilities, claims, node, ..Claims::default() };
     matches!(admit(&held, other), Err(ClaimRefusal::Conflict { .. }))
 }
 
@@ -305,9 +314,24 @@ impl Claims {
     pub fn lose_grant(claim: &mut Claim) -> bool {
         let is_held = Claims::is_held(claim);
         if let Some(grant) = claim.grant.as_mut().filter(|_| is_held) {
-            grant.leg = Leg::Absent;
+            (grant.leg, grant.boot) = (Leg::Absent, None);
         }
         is_held
+    }
+
+    /// Returns whether servers have granted a claim, and have not ended it. After a boot the node asks for the grant again.
+    pub fn was_granted(grant: &Grant) -> bool {
+        match grant.leg {
+            Leg::Present => true,
+            Leg::Making => grant.boot.is_some(),
+            Leg::Absent | Leg::Removing => false,
+        }
+    }
+
+    /// Returns whether the node may have the volume in use by a claim that servers have granted. A claim that is being released is one until its mounts are
+    /// gone.
+    pub fn is_in_use(claim: &Claim) -> bool {
+        claim.state == ClaimState::Taken && claim.grant.as_ref().is_some_and(Claims::was_granted)
     }
 
     /// Returns whether a claim is wanted, and granted by the servers of a cluster.
@@ -320,7 +344,7 @@ impl Claims {
     fn set_grant(&mut self, consumer: &str, leg: Leg) {
         let cluster = self.cluster.clone().unwrap_or_default();
         if let Ok(claim) = self.claim_mut(consumer) {
-            claim.grant.get_or_insert(Grant { cluster, leg, boot: None }).leg = leg;
+            claim.grant.get_or_insert(Grant::new(cluster, leg)).leg = leg;
         }
     }
 

@@ -52,6 +52,7 @@ pub(super) fn claim(consumer: &str, node: &str, mode: ClaimMode, access_mode: Ac
         id: String::new(),
         call: String::new(),
         keeper: String::new(),
+        adopted: false,
         grant: None,
         modify_index: 0,
     }

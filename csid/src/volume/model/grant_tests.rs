@@ -17,7 +17,7 @@ fn wanted(consumer: &str) -> Claim {
 
 /// Returns a claim that a server granted in this boot.
 fn granted_in(boot: &str) -> Claim {
-    let grant = Grant { cluster: "prod".into(), leg: Leg::Present, boot: Some(boot.into()) };
+    let grant = Grant { boot: Some(boot.into()), ..Grant::new("prod".into(), Leg::Present) };
     Claim { grant: Some(grant), ..wanted("a") }
 }
 
@@ -173,6 +173,29 @@ fn claim_that_the_servers_ended_is_granted_again() {
     let (leaving, effect) = run(&kept, release, ClaimAction::NodeDetach);
     // The servers may have granted it meanwhile, and not have been heard.
     run(&leaving, ended(effect, ClaimOutcome::Done), ClaimAction::ServerDetached);
+}
+
+/// A server that recovers from a backup grants nothing. The node has to say the claim all the same.
+#[test]
+fn claim_is_in_use_while_it_is_asked_for_after_a_boot() {
+    let held =
+        |boot: &str, claim| Claims { cluster: Some("prod".into()), boot: boot.into(), ..holding(&[claim]) };
+    let is_in_use = |of: &Claims| Claims::is_in_use(&of.claims[0]);
+    let rebooted = held("boot 2", granted_in("boot 1"));
+    let (asking, effect) = run(&rebooted, ClaimEvent::Claim(wanted("a")), ClaimAction::ServerClaim);
+    assert!(leg(&asking) == Some(Leg::Making) && is_in_use(&asking));
+    let (open, _) = step(&asking, ended(effect, ClaimOutcome::Unknown)).unwrap();
+    assert!(leg(&open) == Some(Leg::Making) && is_in_use(&open));
+    // The servers have ended this one before.
+    let mut lost = held("boot 1", granted_in("boot 1"));
+    Claims::lose_grant(lost.claims.get_mut("a").unwrap());
+    assert!(!is_in_use(&lost));
+    let (asking, _) = run(&lost, ClaimEvent::Claim(wanted("a")), ClaimAction::ServerClaim);
+    assert!(leg(&asking) == Some(Leg::Making) && !is_in_use(&asking));
+    // No server has granted this one yet.
+    let (asking, _) =
+        run(&held("boot 1", wanted("a")), ClaimEvent::Claim(wanted("a")), ClaimAction::ServerClaim);
+    assert!(!is_in_use(&asking));
 }
 
 #[test]
