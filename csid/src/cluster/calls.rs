@@ -87,8 +87,9 @@ impl Node {
         name: &VolumeName,
     ) -> Result<VolumeRow> {
         let ask = VolumeAsk { namespace: name.namespace.clone(), volume: name.volume.clone() };
+        let generation = self.generation();
         let row = answered(client.volume(ask)).await?;
-        self.has_seen(0, row.revision);
+        self.has_seen(generation, row.revision);
         Ok(row)
     }
 
@@ -121,13 +122,14 @@ impl Node {
     async fn change_until(&self, what: change_ask::What, until: Instant) -> Result<VolumeRow> {
         let ask = ChangeAsk { what: Some(what) };
         loop {
+            let generation = self.generation();
             let changed = match self.joined(SESSION).await {
                 Ok(mut client) => answered_in(&CHANGES, client.change(ask.clone())).await,
                 Err(error) => Err(ServerFailure::NotSent(error)),
             };
             let error = match changed {
                 Ok(row) => {
-                    self.has_seen(0, row.revision);
+                    self.has_seen(generation, row.revision);
                     return Ok(row);
                 }
                 Err(ServerFailure::Refused(error) | ServerFailure::Queued(error)) => return Err(error),
@@ -215,10 +217,17 @@ impl Servers for Node {
             };
             let consumer = claim.consumer;
             let mut client = self.joined(CLAIM).await.map_err(ServerFailure::NotSent)?;
+            // An answer may come after the next session has begun, in another generation.
+            let generation = self.generation();
             let GrantedRow { claim: id, volume, publish_context, external_node_id, revision } =
                 answered_in(&CLAIMS, client.claim(ask)).await?;
-            self.has_seen(0, revision);
             let wrong = |error: Error| ServerFailure::Unknown(error);
+            if self.generation() != generation {
+                // etcd was restored meanwhile, and lacks the claim perhaps. The same call again finds out.
+                let text = format!("{name} was granted in generation {generation}, which is over");
+                return Err(wrong(Error::new(Kind::Unavailable, text)));
+            }
+            self.has_seen(generation, revision);
             let volume =
                 volume.ok_or_else(|| wrong(Error::internal("a server granted a claim of no volume")))?;
             let record = read_record(&name, volume).map_err(wrong)?;
@@ -229,7 +238,7 @@ impl Servers for Node {
                     .await?;
             }
             let attached = read_attached(external_node_id, publish_context).map_err(wrong)?;
-            Ok(Granted { id, record, attached })
+            Ok(Granted { id, record, attached, generation, revision })
         }
         .boxed()
     }
@@ -286,9 +295,10 @@ impl Servers for Node {
         async move {
             let ask = registration(&name, volume, &spec)?;
             let mut client = self.joined(SESSION).await?;
+            let generation = self.generation();
             // A server may ask a plugin first.
             let row = answered_in(&CHANGES, client.change(ask)).await?;
-            self.has_seen(0, row.revision);
+            self.has_seen(generation, row.revision);
             read_registered(&name, row, spec)
         }
         .boxed()

@@ -11,6 +11,7 @@ mod expansions;
 mod explained;
 mod failure;
 mod fence;
+mod hold;
 mod link;
 mod node;
 mod orders;

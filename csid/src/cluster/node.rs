@@ -1,11 +1,13 @@
 //! This host as a node of a cluster: who it is, and whether a server can be asked.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use csi_proto::cluster::v1::cluster_client::ClusterClient;
-use csi_proto::cluster::v1::{Drained, Hello};
+use csi_proto::cluster::v1::{self, Drained, Hello};
 use sha2::{Digest, Sha256};
 use tokio::sync::{Notify, watch};
 use tonic::transport::Channel;
@@ -82,9 +84,12 @@ pub struct Node {
     pub(super) drain: watch::Sender<u64>,
     /// What the last try of the drain has left. `None`: the node does not drain, or the first try goes on.
     pub(super) drained: watch::Sender<Option<Drained>>,
-    /// The greatest generation and revision of the cluster that this csid has seen.
+    /// The greatest generation of the cluster, and the greatest revision of it, that this csid has seen. They are for people: a server may lie.
+    seen: Mutex<(u64, u64)>,
+    /// The generation of the last Welcome. 0: none came yet.
     generation: AtomicU64,
-    revision: AtomicU64,
+    /// What this csid has said to hold while a cluster recovers, as the ends of the claims, by the claims' IDs.
+    pub(super) said: Mutex<HashMap<String, v1::Owed>>,
     /// Has the host's own volumes looked for again.
     pub(super) own: Notify,
     /// Has expansions looked at again that the servers wait for.
@@ -129,8 +134,9 @@ impl Node {
             fence: FenceMemory::of(fence, boot),
             drain: watch::Sender::new(0),
             drained: watch::Sender::default(),
+            seen: Mutex::default(),
             generation: AtomicU64::new(0),
-            revision: AtomicU64::new(0),
+            said: Mutex::default(),
             own: Notify::new(),
             expanded: Notify::new(),
             journal_id: journal_id.to_owned(),
@@ -185,8 +191,10 @@ impl Node {
         matches!(*self.state.borrow(), SessionState::Joined(_))
     }
 
-    /// Returns what this node says of itself. `clean`: the number of a fence, if it has nothing of the servers' volumes. 0: it may have some.
-    pub(super) fn hello(&self, clean: u64) -> Hello {
+    /// Returns what this node says of itself. `clean`: the number of a fence, if it has nothing of the servers' volumes. 0: it may have some. `seen`: the
+    /// generation and the revision of its claims.
+    pub(super) fn hello(&self, clean: u64, seen: (u64, u64)) -> Hello {
+        let (generation, seen_revision) = seen;
         Hello {
             cluster: self.cluster.clone(),
             journal_id: self.journal_id.clone(),
@@ -195,15 +203,26 @@ impl Node {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             protocol_min: 1,
             protocol_max: 1,
-            generation: self.generation.load(Ordering::Relaxed),
-            seen_revision: self.revision.load(Ordering::Relaxed),
+            generation,
+            seen_revision,
             clean,
         }
     }
 
-    /// Returns the greatest generation and revision of the cluster that this csid has seen.
+    /// Returns the greatest generation of the cluster, and the greatest revision of that generation, that this csid has seen.
     pub(super) fn seen(&self) -> (u64, u64) {
-        (self.generation.load(Ordering::Relaxed), self.revision.load(Ordering::Relaxed))
+        *self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the generation of the last Welcome. 0: none came yet.
+    pub(super) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Relaxed)
+    }
+
+    /// Notes the generation of a session's Welcome.
+    pub(super) fn begin_generation(&self, generation: u64) {
+        self.generation.store(generation, Ordering::Relaxed);
+        self.has_seen(generation, 0);
     }
 
     pub(super) fn since_usec(&self) -> u64 {
@@ -215,9 +234,10 @@ impl Node {
         self.since_usec.store(now_usec(), Ordering::Relaxed);
     }
 
+    /// Notes what a server has said in a generation. Revisions of an earlier one do not count any more: etcd was restored since.
     pub(super) fn has_seen(&self, generation: u64, revision: u64) {
-        self.generation.fetch_max(generation, Ordering::Relaxed);
-        self.revision.fetch_max(revision, Ordering::Relaxed);
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        *seen = (*seen).max((generation, revision));
     }
 
     /// Returns the client of the session's server. Fails with Unavailable if there is no session.

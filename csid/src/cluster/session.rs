@@ -46,6 +46,11 @@ const SHOWN: usize = 8;
 const OUTGOING: usize = CALLS + 64;
 /// The controller calls that this csid knows, as a report says it.
 const CALLS_KNOWN: u32 = 1;
+/// The servers' words for a cluster that grants claims, and for one that recovers from a backup.
+const NORMAL: &str = "normal";
+const RECOVERING: &str = "recovering";
+/// Why a node does not join at a server whose etcd has less than the node has seen. The servers have the same word.
+const AHEAD: &str = "ahead-of-etcd";
 /// The limit of a server's text in the state, in bytes.
 const TEXT: usize = 256;
 
@@ -161,9 +166,11 @@ impl Node {
             Some(_) | None => 0,
         };
         let lost = |text: &str| End::Lost(text.to_owned());
+        // A server that has less is refused by it: etcd has gone back.
+        let seen = volumes.seen_of_servers().await.map_err(|error| End::Lost(error.to_string()))?;
         let mut client = link::open(&self.link.join(server));
         let (to_server, receiver) = mpsc::channel(OUTGOING);
-        let hello = FromNode { is: Some(from_node::Is::Hello(self.hello(clean))) };
+        let hello = FromNode { is: Some(from_node::Is::Hello(self.hello(clean, seen))) };
         // The channel is new, so there is a place.
         let _ = to_server.try_send(hello);
         let outgoing = futures_util::stream::unfold(receiver, |mut receiver| async {
@@ -176,20 +183,21 @@ impl Node {
         };
         let opened = tokio::time::timeout(WELCOME, opened).await.map_err(|_| lost("no answer to Hello"))?;
         let (from_server, first) = opened.map_err(|status| End::Lost(text_of(&status)))?;
-        let Welcome { generation, mode, node, revision, drain, .. } = match first.and_then(|first| first.is) {
-            Some(to_node::Is::Welcome(welcome)) => welcome,
-            Some(to_node::Is::Refused(refused)) => {
-                if refused.reason == FENCED {
-                    self.fence.begin(refused.fence, &self.boot, volumes).await;
-                    // What a fenced node does with its mounts, csid.toml says.
-                    self.set_drain(0);
+        let Welcome { generation, mode, node, revision, drain, forget, .. } =
+            match first.and_then(|first| first.is) {
+                Some(to_node::Is::Welcome(welcome)) => welcome,
+                Some(to_node::Is::Refused(refused)) => {
+                    if refused.reason == FENCED {
+                        self.fence.begin(refused.fence, &self.boot, volumes).await;
+                        // What a fenced node does with its mounts, csid.toml says.
+                        self.set_drain(0);
+                    }
+                    let [reason, message] =
+                        [refused.reason, refused.message].map(|text| presentable(&text, TEXT));
+                    return Err(End::Refused { reason, message });
                 }
-                let [reason, message] =
-                    [refused.reason, refused.message].map(|text| presentable(&text, TEXT));
-                return Err(End::Refused { reason, message });
-            }
-            _ => return Err(lost("the answer to Hello is neither Welcome nor Refused")),
-        };
+                _ => return Err(lost("the answer to Hello is neither Welcome nor Refused")),
+            };
         if !node.is_empty() && node != self.name {
             let message = format!(
                 "the certificate is of node {}, and csid.toml says {}",
@@ -198,14 +206,35 @@ impl Node {
             );
             return Err(End::Refused { reason: "another-name".to_owned(), message });
         }
+        let recovers = mode == RECOVERING;
+        // Nothing is granted while the cluster recovers. A server of an earlier version names no revision.
+        let is_ahead = seen.0 > generation
+            || (seen.0 == generation && (recovers || (revision > 0 && seen.1 > revision)));
+        if is_ahead && !forget {
+            let message = format!(
+                "the server has generation {generation}, and this node has claims of generation {}",
+                seen.0
+            );
+            return Err(End::Refused { reason: AHEAD.to_owned(), message });
+        }
+        if forget {
+            tracing::warn!(
+                server,
+                generation = seen.0,
+                revision = seen.1,
+                "an operator has had this node forget what it has seen"
+            );
+            volumes.forget_seen().await.map_err(|error| End::Lost(error.to_string()))?;
+        }
         // A fenced node may join as one that drains, and mounts nothing in between.
         self.set_drain(drain);
         self.fence.end(volumes).await;
-        self.has_seen(generation, 0);
+        self.begin_generation(generation);
         self.orders.begin(generation, revision);
-        let mut session = Session { to_server, from_server, reported: BTreeMap::new() };
+        let recovery = recovers.then_some(generation);
+        let mut session = Session { to_server, from_server, reported: BTreeMap::new(), recovery };
         session.report(plugins, &self.permits).map_err(|text| lost(&text))?;
-        let recovers = mode != "normal";
+        let recovers = mode != NORMAL;
         if recovers {
             tracing::warn!(server, "the cluster recovers, and grants nothing yet");
         }
@@ -222,6 +251,10 @@ impl Node {
         let mut comparing = JoinSet::new();
         let mut doing = JoinSet::new();
         let mut asked = HashSet::new();
+        let mut saying = JoinSet::new();
+        if let Some(generation) = session.recovery {
+            saying.spawn(Arc::clone(self).say_held(generation, volumes.clone()));
+        }
         let expansions = Arc::new(LastExpansions::default());
         let mut drained = self.drained.subscribe();
         // This server may not have the last report.
@@ -292,6 +325,7 @@ impl Node {
                     comparing.spawn(Arc::clone(self).end_unheld(volumes.clone()));
                 }
                 Some(_) = comparing.join_next() => {}
+                Some(_) = saying.join_next() => {}
                 Some(ended) = doing.join_next() => {
                     if let Ok(name) = ended {
                         // A request may have come when the task was about to end.
@@ -366,6 +400,8 @@ struct Session {
     from_server: Streaming<ToNode>,
     /// What was reported last of each plugin. A plugin that stops has the same volumes, so what is known of it stays.
     reported: BTreeMap<String, PluginReport>,
+    /// The generation in which the cluster recovers. `None`: it does not.
+    recovery: Option<u64>,
 }
 
 impl Session {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::BoxFuture;
 
 use crate::error::{Error, Result};
-use crate::store::registry::{Capability, Claim, MadeSnapshot, Record, VolumeName, VolumeSpec};
+use crate::store::registry::{Attachment, Capability, Claim, MadeSnapshot, Record, VolumeName, VolumeSpec};
 use crate::store::rows::VolumeKey;
 
 /// The servers of a cluster, which have the registrations and the claims of all nodes.
@@ -139,6 +139,20 @@ pub struct Granted {
     pub record: Record,
     /// `None`: the plugin attaches nothing.
     pub attached: Option<Attached>,
+    /// The generation of the cluster and the revision of its etcd that have the claim.
+    pub generation: u64,
+    pub revision: u64,
+}
+
+/// A claim of this node with its volume, and with what the servers have attached for it.
+#[derive(Clone)]
+pub struct HeldVolume {
+    pub name: VolumeName,
+    pub volume: VolumeKey,
+    pub claim: Claim,
+    pub attachment: Option<Attachment>,
+    /// The name of the credential of the volume's registration.
+    pub credential: Option<String>,
 }
 
 /// The attachment of a volume to this node, which the servers have made.

@@ -518,10 +518,13 @@ fn enter(record: &mut Record, event: &ClaimEvent, next: &ClaimNext, facts: &Fact
 
 /// Enters what a server of a cluster has granted: the claim's name, the registration, and the attachment that the servers have made.
 fn enter_grant(record: &mut Record, effect: &ClaimEffect, granted: &Granted) {
-    let Granted { id, record: of_servers, attached } = granted;
+    let Granted { id, record: of_servers, attached, generation, revision } = granted;
     record.registration.clone_from(&of_servers.registration);
     if let Some(claim) = record.claims.get_mut(&effect.consumer) {
         claim.id.clone_from(id);
+        if let Some(grant) = &mut claim.grant {
+            (grant.generation, grant.revision) = (*generation, *revision);
+        }
     }
     record.attachments.retain(|at| at.node != effect.node);
     let boot = record.claim(&effect.consumer).and_then(|claim| claim.grant.as_ref()?.boot.clone());

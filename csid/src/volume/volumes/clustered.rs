@@ -28,7 +28,7 @@ use crate::volume::model::claim::Claims;
 use crate::volume::model::subject::{ClaimKey, Subject};
 use crate::volume::operation::message::Message;
 use crate::volume::operation::request::{ControllerRequest, OperationResponse};
-use crate::volume::servers::{ServerCreation, ServerSnapshot, Servers};
+use crate::volume::servers::{HeldVolume, ServerCreation, ServerSnapshot, Servers};
 
 /// Mounts that a host gives up at the same time, and how long it waits for each.
 const LEFT_TOGETHER: usize = 16;
@@ -196,6 +196,59 @@ impl Volumes {
         let (claims, _) = self.own_claims().await?;
         let granted = claims.into_iter().filter(|listed| Claims::is_held(&listed.claim));
         Ok(granted.map(|listed| (listed.name, listed.claim)).collect())
+    }
+
+    /// Returns the claims by which this node may have volumes in use, with their volumes and with what the servers have attached for them.
+    pub async fn held_of_servers(&self) -> Result<Vec<HeldVolume>> {
+        let (claims, _) = self.own_claims().await?;
+        let mut held = Vec::new();
+        let in_use = claims.into_iter().filter(|listed| Claims::is_in_use(&listed.claim));
+        for ListedClaim { name, claim, .. } in in_use {
+            let record = self.shared.records.registry.record(name.clone()).await?;
+            let attachment = record.attachment(&claim.node).cloned();
+            let credential = record.registration.and_then(|of| of.spec.credential);
+            held.push(HeldVolume { name, volume: record.volume, claim, attachment, credential });
+        }
+        Ok(held)
+    }
+
+    /// Returns the greatest generation of this host's cluster, and the greatest revision of that generation, at which a server has granted one of
+    /// the claims that the node has still. 0: there is none.
+    pub async fn seen_of_servers(&self) -> Result<(u64, u64)> {
+        let cluster = self.shared.records.servers.as_ref().map(|servers| servers.cluster());
+        let (claims, _) = self.own_claims().await?;
+        let grants = claims.iter().filter_map(|listed| listed.claim.grant.as_ref());
+        let of_cluster =
+            grants.filter(|grant| Claims::was_granted(grant) && Some(grant.cluster.as_str()) == cluster);
+        Ok(of_cluster.map(|grant| (grant.generation, grant.revision)).max().unwrap_or_default())
+    }
+
+    /// Forgets in which generation and at which revision servers have granted the claims of this node. The claims stay.
+    pub async fn forget_seen(&self) -> Result<()> {
+        self.shared.changeable()?;
+        let node = &self.shared.records.node;
+        let (claims, _) = self.own_claims().await?;
+        let names: BTreeSet<VolumeName> = claims.into_iter().map(|listed| listed.name).collect();
+        for name in names {
+            let forget = |record: &mut Record| {
+                let own: Vec<String> = record
+                    .claims
+                    .iter()
+                    .filter(|claim| claim.node == *node)
+                    .map(|claim| claim.consumer.clone())
+                    .collect();
+                for consumer in own {
+                    if let Some(grant) =
+                        record.claims.get_mut(&consumer).and_then(|claim| claim.grant.as_mut())
+                    {
+                        (grant.generation, grant.revision) = (0, 0);
+                    }
+                }
+                Ok(None)
+            };
+            self.shared.records.amend(&name, Durability::Disk, forget).await?;
+        }
+        Ok(())
     }
 
     /// Notes that the servers have ended a claim. Its mounts stay. Returns `false` if the journal has no such claim any more.
