@@ -11,7 +11,9 @@ use clap::{Args, CommandFactory, Parser, Subcommand, error::ErrorKind};
 use clap_complete::Shell;
 use csid_client::{AccessMode, Propagation, Restore, Target};
 
-pub use cluster::{Accept, Block, Cluster, DrainNode, Fence, Join, Node, Server, ServerUpgrade};
+pub use cluster::{
+    Accept, Block, Cluster, DrainNode, Fence, Join, Node, Restored, Resume, Server, ServerUpgrade,
+};
 pub use common::{Deadline, Name, Pair, Wait, span};
 pub use plugin::{
     Capacity, DeleteSnapshot, Drain, Exec, Logs, Plugin, PluginWait, Register, Snapshots, Top, Upgrade,
@@ -536,6 +538,8 @@ mod tests {
             "node drain",
             "node undrain",
             "node forget",
+            "server resume --without ,",
+            "server resume --confirm n1",
         ];
         for line in wrong {
             let error = Cli::try_parse_from(["csictl"].into_iter().chain(line.split(' '))).map(|_| ());

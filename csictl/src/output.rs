@@ -18,7 +18,7 @@ use serde_json::{Map, Value, json};
 
 pub use cluster::{
     cluster_line, cluster_status, drain_note, expansion, expansion_json, finding_json, findings, is_drained,
-    node, node_json, nodes, notes_of_servers, queue, queue_json, servers, servers_json,
+    named, node, node_json, nodes, notes_of_servers, queue, queue_json, servers, servers_json,
 };
 pub use explained::{of_servers, of_servers_json, waits};
 pub use plugin::{Consumer, drained, external_volumes, plugin, plugins, snapshots};

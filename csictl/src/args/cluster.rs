@@ -111,6 +111,10 @@ pub struct Accept {
     /// End a block. A thief of the node's key gets in again, too
     #[arg(long)]
     pub unblock: bool,
+    /// Let the node join although it has seen more than etcd has: it forgets that. For a node to which a server has lied, and not
+    /// after a restore of etcd
+    #[arg(long)]
+    pub forget: bool,
 }
 
 #[derive(Args)]
@@ -130,11 +134,49 @@ pub enum Server {
     ///
     /// It changes nothing. It exits with 1 if it finds something.
     Audit,
+    /// Say that etcd was restored from a backup: the cluster recovers
+    ///
+    /// The nodes say what they hold, and nothing is granted, attached or detached until each has. Mounts stay. Nothing else begins a
+    /// recovery. Nothing changes if the cluster recovers already in a generation after `--past`.
+    Restored(Restored),
+    /// End a recovery: the cluster grants claims again
+    ///
+    /// Look at the list of machines first: a node that joins later loses its claims, and keeps its mounts. It is refused while a node has not said
+    /// what it holds, and while claims were not brought back. `csictl server list` names both. Nothing else ends a recovery.
+    Resume(Resume),
     /// Have the values in etcd get the newest version that the servers know
     ///
     /// Do this when all servers have the new release: no earlier one serves the cluster again. It is refused while a server runs that does not
     /// know the version, and while the cluster recovers from a backup.
     Upgrade(ServerUpgrade),
+}
+
+#[derive(Args)]
+pub struct Restored {
+    /// A generation that a node has seen, as `csictl server audit` shows it: the new one is after it. At most 1000 more than etcd's
+    #[arg(long, value_name = "GENERATION", default_value_t = 0, hide_default_value = true)]
+    pub past: u64,
+    /// Do not ask: the cluster's name
+    #[arg(long, value_name = "CLUSTER")]
+    pub confirm: Option<String>,
+}
+
+#[derive(Args)]
+pub struct Resume {
+    /// Nodes that do not come back, with commas between them: they are fenced first. Their machines have to be off, or cut off from the
+    /// storage: else two machines may write to a volume
+    #[arg(long, value_name = "NODES", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
+    pub without: Vec<String>,
+    /// Nodes whose refused claims you have looked at (`csictl server audit`), with commas between them. Their mounts stay, and other nodes may get
+    /// the volumes
+    #[arg(long, value_name = "NODES", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
+    pub forget: Vec<String>,
+    /// Do not run the servers' command that switches a machine off (`[fence]` in csid-server.toml): all are off already
+    #[arg(long, requires = "without")]
+    pub without_command: bool,
+    /// Do not ask: the nodes once more, as in --without
+    #[arg(long, value_name = "NODES", requires = "without")]
+    pub confirm: Option<String>,
 }
 
 #[derive(Args)]

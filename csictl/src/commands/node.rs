@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// How long csictl waits for a fence. The server's command may take 45 s, and the server gives up after 70 s.
-const FENCE: Duration = Duration::from_secs(68);
+pub const FENCE: Duration = Duration::from_secs(68);
 /// The time between two looks at a node that drains.
 const LOOK: Duration = Duration::from_secs(1);
 /// The state of a node that is blocked.
@@ -83,7 +83,7 @@ fn about(command: &'static str, node: &str, tried: &mut Tried) {
     tried.node = Some(node.to_owned());
 }
 
-async fn show(servers: &Servers, node: &str) -> anyhow::Result<NodeRow> {
+pub async fn show(servers: &Servers, node: &str) -> anyhow::Result<NodeRow> {
     let ask = NodeAsk { node: node.to_owned() };
     servers
         .call(None, async |channel| Ok(AdminClient::new(channel).node(ask.clone()).await?.into_inner()))
@@ -186,7 +186,7 @@ async fn fence(servers: &Servers, args: args::Fence, json: bool, tried: &mut Tri
 
 /// Accepts the machine that the operator has seen, and no other that has asked since.
 async fn accept(servers: &Servers, args: args::Accept, json: bool, tried: &mut Tried) -> anyhow::Result<()> {
-    let args::Accept { node, machine_id, unblock } = args;
+    let args::Accept { node, machine_id, unblock, forget } = args;
     about("node accept", &node, tried);
     let row = show(servers, &node).await?;
     let own = row.machine.clone().unwrap_or_default();
@@ -195,8 +195,11 @@ async fn accept(servers: &Servers, args: args::Accept, json: bool, tried: &mut T
         let why = if reason.is_empty() { String::new() } else { format!(" ({})", plain(&reason)) };
         anyhow::bail!("node {node} is blocked by {}{why}; --unblock ends that", plain(&by));
     }
+    if forget && row.ahead.is_none() {
+        anyhow::bail!("node {node} has seen nothing that etcd does not have");
+    }
     let machine = match &row.other {
-        Some(other) if row.state != BLOCKED => {
+        Some(other) if row.state != BLOCKED && !forget => {
             let from = match other.machine_id == own.machine_id {
                 true => format!("the journal {}", other.journal_id),
                 false => format!("the machine {} with the journal {}", other.machine_id, other.journal_id),
@@ -220,7 +223,7 @@ async fn accept(servers: &Servers, args: args::Accept, json: bool, tried: &mut T
     };
     let Machine { machine_id, journal_id, .. } = machine;
     let what = format!("accept node {node}");
-    let change = Change::Accept(Accept { machine_id, journal_id, revision: row.revision, forget: false });
+    let change = Change::Accept(Accept { machine_id, journal_id, revision: row.revision, forget });
     changed(&set(servers, &node, &what, change).await?, json)?;
     Ok(())
 }

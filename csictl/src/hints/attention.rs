@@ -26,9 +26,20 @@ pub fn attention(status: &ClusterStatus) -> Vec<Due> {
         next,
     };
     let mut found = Vec::new();
+    if rows.mode == "restored" {
+        let text =
+            "etcd is a backup, and no operator has said so: nothing is granted, and no node joins".to_owned();
+        found.push(due("restored", "", text, "`csictl server restored`".to_owned()));
+    }
     if rows.mode == "recovering" {
-        let text = "the cluster recovers from a backup, and grants no claims".to_owned();
-        found.push(due("recovering", "", text, "`csictl server list`, `csictl node list`".to_owned()));
+        let awaited = rows.awaited.len();
+        let text =
+            format!("the cluster recovers from a backup, grants no claims, and waits for {awaited} nodes");
+        let next = match awaited {
+            0 => "`csictl server list`, and if no machine is missing: `csictl server resume`",
+            _ => "`csictl server list` names them; if some do not come back: `csictl server resume --help`",
+        };
+        found.push(due("recovering", "", text, next.to_owned()));
     }
     let knows = |row: &ServerRow, schema: u32| (row.schema_min..=row.schema_max).contains(&schema);
     for row in rows.servers.iter().filter(|row| !knows(row, rows.schema)) {
@@ -68,6 +79,12 @@ fn next(of: &Attention) -> String {
         }
         "another-machine" => format!("`csictl node show {name}`, then `csictl node accept {name}`"),
         "unreadable-node" => "`csictl server audit`".to_owned(),
+        "node-ahead-of-etcd" => {
+            format!("if etcd was restored: `csictl server restored`; if not: `csictl node show {name}`")
+        }
+        "held-claim-refused" => {
+            format!("`csictl server audit`, then `csictl server resume --forget {name}`")
+        }
         "parked" => {
             let (namespace, volume) = of.name.split_once('/').unwrap_or_default();
             format!("`csictl --operator explain {} {}`", quoted(namespace), quoted(volume))
@@ -98,12 +115,15 @@ mod tests {
                 servers: vec![server("s1", 1), server("s2", 2)],
                 schema: 2,
                 mode: "recovering".into(),
+                awaited: vec!["n6".into(), "n7".into()],
                 ..ServerRows::default()
             }),
             attention: vec![
                 of("node-away", "n1"),
                 of("another-machine", "n2"),
                 of("unreadable-node", "n3"),
+                of("node-ahead-of-etcd", "n4"),
+                of("held-claim-refused", "n5"),
                 of("parked", "prod/db"),
                 of("of a later version", "x"),
             ],
@@ -117,14 +137,31 @@ mod tests {
             "node-away",
             "another-machine",
             "unreadable-node",
+            "node-ahead-of-etcd",
+            "held-claim-refused",
             "parked",
             "of a later version",
         ];
         assert_eq!(kinds, due);
         assert_eq!(found[1].name, "s1");
         assert!(found[2].next.contains("csictl node fence n1"), "{found:?}");
-        assert_eq!(found[5].next, "`csictl --operator explain prod db`");
-        assert!(found[..6].iter().all(|due| !due.next.is_empty()), "{found:?}");
+        assert!(
+            found[0].text.contains("2 nodes") && found[0].next.contains("csictl server resume"),
+            "{found:?}"
+        );
+        assert!(found[5].next.contains("csictl server restored"), "{found:?}");
+        assert!(found[6].next.contains("csictl server resume"), "{found:?}");
+        assert_eq!(found[7].next, "`csictl --operator explain prod db`");
+        assert!(found[..8].iter().all(|due| !due.next.is_empty()), "{found:?}");
+    }
+
+    #[test]
+    fn restored_etcd_leads_to_an_operators_word() {
+        let servers = Some(ServerRows { mode: "restored".into(), ..ServerRows::default() });
+        let found = attention(&ClusterStatus { servers, ..ClusterStatus::default() });
+        assert_eq!(found.len(), 1, "{found:?}");
+        let due = ("restored", "", "`csictl server restored`");
+        assert_eq!((found[0].kind.as_str(), found[0].name.as_str(), found[0].next.as_str()), due);
     }
 
     #[test]

@@ -30,6 +30,9 @@ pub fn of_operator(error: &OperatorError, tried: &Tried) -> Option<String> {
         OperatorError::Unknown { .. } if tried.command == UPGRADE => {
             "Repeat the command, which is safe. What came of it: `csictl --operator cluster status`.".to_owned()
         }
+        OperatorError::Unknown { .. } if tried.command.starts_with("server") => {
+            "Repeat the command, which is safe. What came of it: `csictl server list`.".to_owned()
+        }
         OperatorError::Unknown { .. } if !tried.command.starts_with("node") => {
             format!("Repeat the command, which is safe. What came of it: `csictl --operator volume show {volume}`.")
         }
@@ -43,18 +46,30 @@ pub fn of_operator(error: &OperatorError, tried: &Tried) -> Option<String> {
         OperatorError::Refused { kind, message, .. } => match kind.as_str() {
             "NotAuthorized" => {
                 "Grants are in csid-server.toml, the same on each server. Nodes and servers need `read` in all namespaces (\"*\"); \
-                 accept, block and forget need `admit` there, fence needs `fence`, drain and undrain need `drain`, server upgrade needs `cluster`."
+                 accept, block and forget need `admit` there, fence needs `fence`, drain and undrain need `drain`, upgrade, restored and resume \
+                 need `cluster`."
                     .to_owned()
             }
             "NotFound" if tried.command == "node accept" && message.contains("has asked to join") => {
                 format!("What asks to join now: `csictl node show {node}`.")
             }
+            "NotFound" if tried.command.starts_with("server") => {
+                "What the cluster waits for: `csictl server list`. Then repeat the command.".to_owned()
+            }
             "NotFound" => "Nodes that have joined once: `csictl node list`.".to_owned(),
             "Busy" if tried.command == UPGRADE && message.contains("recovers") => {
                 "Wait for the end of the recovery: `csictl --operator cluster status`. Then repeat the command.".to_owned()
             }
+            "Busy" if tried.command == UPGRADE && message.contains("restored") => {
+                "Say that etcd was restored: `csictl server restored`. Repeat the command when the cluster is normal: \
+                 `csictl --operator cluster status`."
+                    .to_owned()
+            }
             "Busy" if tried.command == UPGRADE => {
                 "Upgrade the package csid-server there, or stop that server: `csictl server list`. Then repeat the command.".to_owned()
+            }
+            "Busy" if tried.command.starts_with("server") => {
+                "What the cluster waits for: `csictl server list`. Then repeat the command.".to_owned()
             }
             "Busy" if tried.command == "node forget" && !message.contains("has a session") => {
                 format!("`csictl node drain {node}`, or `csictl node fence --help` if its machine is off. Its claims: `csictl --operator claims --node {node}`.")
@@ -141,6 +156,12 @@ pub fn explained_by_servers(found: &Explanation, tried: &Tried) -> String {
             }
         }
         "away" | "node-state" => format!("`csictl node show {node}`"),
+        "word" => {
+            let release = release(&who);
+            let command = release.trim_end_matches('`');
+            format!("if no other node uses the plugin's volume: {command} --force`")
+        }
+        "recovering" => "what the cluster waits for: `csictl server list`".to_owned(),
         _ if found.acting.as_ref().is_some_and(|of| is_away(&of.host)) => {
             let host = found.acting.as_ref().map(|of| quoted(&of.host)).unwrap_or_default();
             format!("start csid on node {host}, whose controller was called: `csictl node show {host}`")
@@ -175,6 +196,8 @@ mod tests {
             ("claims", false, "csictl --operator release prod db web --node n1"),
             ("controller", false, "csictl node list"),
             ("away", true, "csictl node show n1"),
+            ("recovering", false, "csictl server list"),
+            ("word", false, " --force`"),
         ] {
             assert!(next(kind, away).contains(due), "{kind}: {}", next(kind, away));
         }
@@ -200,6 +223,7 @@ mod tests {
         assert!(refused("NotAuthorized", "node list").contains("all namespaces"));
         assert!(refused("Busy", "server upgrade").contains("csictl server list"));
         assert!(refused("NotAuthorized", "server upgrade").contains("`cluster`"));
+        assert!(refused("Busy", "server restored").contains("waits for"));
         assert!(refused("NotFound", "volume show").contains("volume list"));
         let unknown = OperatorError::Unknown { what: String::new(), skipped: Vec::new() };
         let tried = Tried { command: UPGRADE, ..Tried::default() };

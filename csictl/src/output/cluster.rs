@@ -9,6 +9,8 @@ use serde_json::{Value, json};
 
 use super::text::{facts, plain, seconds, table, timestamp};
 
+/// The most nodes that a note names.
+const SHOWN: usize = 16;
 /// The state of a node that drains.
 const DRAINING: &str = "draining";
 
@@ -84,8 +86,18 @@ fn note(row: &NodeRow) -> String {
             format!("fenced by {} {}", fence.by, fence.reason).trim_end().to_owned()
         }
         (None, Some(other)) => format!("another machine asks to join: {}", other.machine_id),
+        (None, None) if let Some(ahead) = ahead(row) => ahead,
         (None, None) => drain_note(row).unwrap_or_default(),
     }
+}
+
+/// Returns what a node has seen that etcd does not have. `None`: it has seen nothing like that, or an operator has accepted it.
+fn ahead(row: &NodeRow) -> Option<String> {
+    let ahead = row.ahead.as_ref().filter(|ahead| !ahead.accepted)?;
+    Some(format!(
+        "refused: it has seen generation {} and revision {}, which etcd does not have",
+        ahead.generation, ahead.revision
+    ))
 }
 
 /// Returns whether a node that drains has nothing of the cluster's volumes any more, by its own report and the servers' count.
@@ -162,6 +174,7 @@ pub fn node(row: &NodeRow) -> String {
         ("journal", machine.journal_id),
         ("boot", machine.boot),
         ("asks to join", other.unwrap_or_default()),
+        ("ahead of etcd", ahead(row).unwrap_or_default()),
         ("claims", row.claims.to_string()),
         ("plugins", plugins.join(", ")),
         ("revision", row.revision.to_string()),
@@ -213,6 +226,14 @@ pub fn node_json(row: &NodeRow) -> Value {
             |block| json!({ "by": block.by, "reason": block.reason, "since-usec": block.since_usec }),
         ),
         "revision": row.revision,
+        "ahead": row.ahead.as_ref().map(|of| {
+            json!({
+                "generation": of.generation,
+                "revision": of.revision,
+                "since-usec": of.since_usec,
+                "accepted": of.accepted,
+            })
+        }),
         "drained": row.drained.as_ref().map(|of| {
             let left = of.left.iter().map(|of| {
                 json!({
@@ -310,17 +331,57 @@ fn schema(row: &ServerRow) -> String {
     }
 }
 
+/// Returns the names of nodes, the first ones of many. Empty: there are none.
+pub fn named<'a>(nodes: impl IntoIterator<Item = &'a String>) -> String {
+    let nodes: Vec<String> = nodes.into_iter().map(|node| plain(node)).collect();
+    let shown = nodes.iter().take(SHOWN).cloned().collect::<Vec<_>>().join(", ");
+    match nodes.len().saturating_sub(SHOWN) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
+}
+
 /// Returns what is to be seen to about the servers, a line for each.
-pub fn notes_of_servers(rows: &ServerRows) -> Vec<&'static str> {
+pub fn notes_of_servers(rows: &ServerRows) -> Vec<String> {
     let mut notes = Vec::new();
     if rows.servers.windows(2).any(|pair| pair[0].grants != pair[1].grants) {
-        notes.push("The servers have different grants: compare their csid-server.toml.");
+        notes.push("The servers have different grants: compare their csid-server.toml.".to_owned());
     }
     if rows.servers.iter().any(|row| !(row.schema_min..=row.schema_max).contains(&rows.schema)) {
-        notes.push("A server does not know the version of the values in etcd.");
+        notes.push("A server does not know the version of the values in etcd.".to_owned());
+    }
+    if rows.mode == "restored" {
+        notes.push(
+            "etcd is a backup, and no operator has said so: nothing is granted, and no node joins. Next: csictl server restored".to_owned(),
+        );
     }
     if rows.mode == "recovering" {
-        notes.push("The cluster recovers from a backup, and grants no claims.");
+        notes.push(format!(
+            "The cluster recovers from a backup in generation {}, and grants no claims. It began by {}: {}.",
+            rows.generation,
+            plain(&rows.by),
+            plain(&rows.cause)
+        ));
+    }
+    if rows.mode != "recovering" {
+        return notes;
+    }
+    if !rows.awaited.is_empty() {
+        notes.push(format!(
+            "Nodes that have not said yet what they hold: {}. If they do not come back: csictl server resume --help",
+            named(&rows.awaited)
+        ));
+    }
+    if !rows.refused.is_empty() {
+        notes.push(format!(
+            "Nodes whose claims were not all brought back: {}. Next: csictl server audit",
+            named(rows.refused.iter().map(|of| &of.node))
+        ));
+    }
+    if rows.awaited.is_empty() && rows.refused.is_empty() {
+        notes.push(
+            "All nodes that etcd knows have said what they hold. If no machine is missing: csictl server resume".to_owned(),
+        );
     }
     notes
 }
@@ -343,6 +404,13 @@ pub fn servers_json(rows: &ServerRows) -> Value {
         "schema": rows.schema,
         "generation": rows.generation,
         "mode": rows.mode,
+        "awaited": rows.awaited,
+        "refused": rows.refused.iter().map(|of| {
+            json!({ "node": of.node, "count": of.count, "more": of.more, "revision": of.revision })
+        }).collect::<Vec<_>>(),
+        "cause": rows.cause,
+        "by": rows.by,
+        "since-usec": rows.since_usec,
         "answered-by": rows.server,
         "servers": servers.collect::<Vec<_>>(),
     })
@@ -362,7 +430,7 @@ pub fn finding_json(of: &Finding) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use csi_proto::cluster::v1::{Block, DrainLeft, NodeSession};
+    use csi_proto::cluster::v1::{Block, DrainLeft, NodeSession, RefusedClaims};
 
     use super::*;
 
@@ -490,6 +558,14 @@ grants-differ  /csid/v1/server/\u{fffd}x  it";
         assert!(text.contains("1-2") && text.contains("2.9s"), "{text}");
         assert_eq!(notes_of_servers(&rows).len(), 1);
         let rows = ServerRows { schema: 3, mode: "recovering".into(), ..rows };
-        assert_eq!(notes_of_servers(&rows).len(), 3);
+        let notes = notes_of_servers(&rows);
+        assert!(notes.len() == 4 && notes[3].ends_with("csictl server resume"), "{notes:?}");
+        let refused = vec![RefusedClaims { node: "n2".into(), ..RefusedClaims::default() }];
+        let rows = ServerRows { awaited: vec!["n1".into()], refused, ..rows };
+        let notes = notes_of_servers(&rows);
+        assert!(
+            notes.len() == 5 && notes[3].contains("hold: n1") && notes[4].contains("back: n2"),
+            "{notes:?}"
+        );
     }
 }
