@@ -19,7 +19,7 @@ CARGO_FUZZ := $(TOOLS)/cargo-fuzz-0.13.2/bin/cargo-fuzz
 # What is built once for a machine, not once for a target directory.
 KEPT := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/csid-tests
 CFGD_CSI := $(KEPT)/cfgd-csi-0.4.0/bin/cfgd-csi
-DEBIAN_PACKAGES := bindfs build-essential busybox-static crun dbus e2fsprogs etcd-server iproute2 iptables libprotobuf-dev openssl pkgconf podman polkitd procps \
+DEBIAN_PACKAGES := bindfs build-essential busybox-static crun dbus e2fsprogs etcd-client etcd-server iproute2 iptables libprotobuf-dev openssl pkgconf podman polkitd procps \
 	protobuf-compiler rpm systemd-container util-linux valgrind xfsprogs
 # What tests install in a booted machine, from files that are downloaded here. On this machine they would start services.
 MACHINE_PACKAGES := docker-compose docker.io postgresql psmisc

@@ -34,6 +34,7 @@ mod program;
 mod queries;
 mod questions;
 mod queue;
+mod recoveries;
 mod reload;
 mod site;
 mod snapshots;

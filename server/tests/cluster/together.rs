@@ -100,7 +100,7 @@ impl Crowd {
 }
 
 /// Returns how many transactions etcd has been asked for, with those whose comparison failed.
-async fn transactions(site: &Site) -> u64 {
+pub async fn transactions(site: &Site) -> u64 {
     let mut stream = TcpStream::connect(site.etcd.members[0].client).await.unwrap();
     stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").await.unwrap();
     let mut text = String::new();

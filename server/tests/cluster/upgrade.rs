@@ -73,7 +73,7 @@ async fn upgrade_waits_for_the_last_server() {
 }
 
 #[tokio::test]
-async fn upgrade_is_refused_while_recovering() {
+async fn upgrade_is_refused_after_a_restore() {
     let mut site = Site::start(1).await;
     upgrade_server(&mut site, 0).await;
     let meta = row(&site, "meta").await;
@@ -83,6 +83,15 @@ async fn upgrade_is_refused_while_recovering() {
     let file = operator(&site, "all");
     let said = csictl(&file, "server upgrade --confirm prod").await;
     assert!(said.code == Some(1) && said.err.contains("recovers from a backup"), "{said:?}");
+    assert_eq!(schema(&site).await, 1);
+    // The row is of another etcd cluster, and no operator has said that it was restored.
+    let mut other: serde_json::Value = serde_json::from_str(&meta).unwrap();
+    assert!(other["etcd"].is_string(), "{meta}");
+    other["etcd"] = json!("1");
+    site.raw().await.put("/csid/v1/meta", &other.to_string()).await;
+    let said = csictl(&file, "server upgrade --confirm prod").await;
+    assert!(said.code == Some(1) && said.err.contains("etcd was restored from a backup"), "{said:?}");
+    assert!(said.err.contains("`csictl server restored`"), "{said:?}");
     assert_eq!(schema(&site).await, 1);
     let denied = csictl(&operator(&site, "reads"), "server upgrade --confirm prod").await;
     assert!(denied.code == Some(1) && denied.err.contains("`cluster`"), "{denied:?}");

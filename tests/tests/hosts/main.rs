@@ -19,6 +19,7 @@ mod lying;
 mod moves;
 mod queue;
 mod refused;
+mod restored;
 mod shown;
 #[path = "../../../server/tests/cluster/site.rs"]
 #[allow(dead_code, reason = "the tests of the servers use more of it")]
