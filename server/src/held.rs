@@ -299,6 +299,8 @@ fn with_held(record: &Record, held: &Held, row: &NodeRow, others: &NodeNames) ->
             after.claims.insert(claim.clone());
         }
     }
+    // The plugin has refused the deletion since the backup, or has never got it: the volume is in use.
+    rules::deletion_refused(&mut after);
     let Some(at) = attachment else { return Ok(after) };
     let plugin = &volume.plugin;
     let is_anothers = at.node_id.as_ref().is_some_and(|id| others.contains(&(plugin.clone(), id.clone())));

@@ -22,7 +22,8 @@ use crate::forward::{message, text_of};
 pub fn rpc_of_volume(record: &Record) -> Option<DrivenRpc> {
     match &record.registration.as_ref()?.standing {
         Standing::Creating(_) if record.volume.handle.is_creating() => Some(DrivenRpc::Create),
-        Standing::Deleting { .. } => Some(DrivenRpc::Delete),
+        // A node may have brought a claim back since the deletion was asked for.
+        Standing::Deleting { .. } => record.claims.is_empty().then_some(DrivenRpc::Delete),
         Standing::Registered if record.awaits_expansion() => Some(DrivenRpc::Expand),
         Standing::Registered => match record.wanted_snapshot()?.what {
             SnapshotWish::Create { .. } => Some(DrivenRpc::Snapshot),

@@ -13,7 +13,7 @@ use futures_util::future::join_all;
 use serde_json::{Value, json};
 
 use crate::attach::{Controller, claiming, head, row, user, user_named};
-use crate::creations::create;
+use crate::creations::{create, created, creating, deleting, is_delete, registration};
 use crate::operators::{csictl, operator};
 use crate::site::{First, Node, Refusal, Session, Site, eventually, register};
 use crate::together::transactions;
@@ -1275,4 +1275,34 @@ async fn server_on_another_etcd_waits_for_an_operator() {
     let _session = node.join(0).await;
     hold(&node, 0, page(&node, 2, vec![], true)).await.unwrap();
     resumed(&site, 2).await;
+}
+
+/// Since the backup the plugin has refused the deletion, and a node has claimed the volume.
+#[tokio::test]
+async fn volume_that_a_node_holds_is_not_deleted() {
+    let site = Site::start(1).await;
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    let (node, session) = user(&site, "n1", 0).await;
+    let creation = creating(&site, 0, "data");
+    let call = controller.called().await;
+    controller.end(&call, created("ext-data")).await;
+    creation.await.unwrap().unwrap();
+    let deletion = deleting(&site, 0, "data");
+    assert!(is_delete(&controller.called().await));
+    deletion.abort();
+    drop(session);
+    controller.leave().await;
+    restored(&site, 0, 1).await.unwrap();
+    assert!(registration(&site, "data").await.contains("\"deleting\""));
+    controller.join_again(0).await;
+    let (_, mut session) = welcome(&node, 0).await;
+    session.report_name("id of n1").await;
+    let of = HeldClaim { external_node_id: "id of n1".into(), ..held(&node, "data", "one") };
+    hold(&node, 0, page(&node, 2, vec![of], true)).await.unwrap();
+    assert!(registration(&site, "data").await.contains("\"registered\""));
+    hold(&controller.node, 0, page(&controller.node, 2, vec![], true)).await.unwrap();
+    resumed(&site, 2).await;
+    controller.join_again(0).await;
+    assert!(!controller.is_called(Duration::from_secs(3)).await, "a volume in use is deleted");
+    assert_eq!(claims(&site, "data").await, ["n1/web"]);
 }
