@@ -38,7 +38,7 @@ pub struct SaidPage {
 /// What keeps a recovery from its end.
 #[derive(Default)]
 pub struct Missing {
-    /// The nodes that may have sessions, and have not said yet what they hold.
+    /// The nodes that have not said yet what they hold, and were not fenced in this recovery.
     pub awaited: Vec<String>,
     /// The nodes whose claims were not all taken over. Fenced ones are left out, for their claims end.
     pub refused: Vec<RefusedClaims>,
@@ -153,8 +153,8 @@ impl Cluster {
                 if row.as_ref().is_some_and(NodeRow::is_fenced) {
                     fenced.insert(node.clone());
                 }
-                // One whose row cannot be read is awaited, so that an operator sees it.
-                if row.is_none_or(|row| row.may_have_sessions()) {
+                // One whose row cannot be read is awaited, so that an operator sees it. A block keeps a node from its word, and ends no claim.
+                if row.is_none_or(|row| !row.is_fenced_in(generation)) {
                     awaited.insert(node.clone());
                 }
             }

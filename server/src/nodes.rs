@@ -17,7 +17,7 @@ use crate::cluster::{Cluster, is_in_state, node_guard, not_joined};
 use crate::drive::FRESH;
 use crate::failure::{Result, ServerError};
 use crate::grants::May;
-use crate::rows::{self, BlockRow, FenceRow, NodeRow, NodeState, Read, ServerRow, SessionRow};
+use crate::rows::{self, BlockRow, FenceRow, MetaRow, Mode, NodeRow, NodeState, Read, ServerRow, SessionRow};
 use crate::time::now_usec;
 
 /// Nodes of a page. Each has 64 plugins at most, so a page has less than 1 MiB.
@@ -133,7 +133,7 @@ impl Cluster {
     async fn switch_off(&self, caller: &Identity, node: &str, ask: &FenceAsk) -> Result<Option<NodeRow>> {
         let (begun, here) = (Instant::now(), self.presence.here()?);
         let present = self.while_here(self.node_now(node)).await?.ok_or_else(|| not_joined(node))?;
-        if present.value.is_fenced() {
+        if is_fenced(&present.value, &self.while_here(self.meta_now()).await?.value) {
             return Ok(None);
         }
         is_as_seen(node, &present, ask.revision)?;
@@ -217,9 +217,12 @@ impl Cluster {
             Change::Block(ask) => blocked(&present.value, ask, caller),
             Change::Fence(ask) if off.is_some_and(|off| is_of_machine(&present.value, off)) => {
                 // Another machine that wants to be the node changes the row, too.
-                fenced(node, &present, &FenceAsk { revision: present.revision, ..ask.clone() }, caller)?
+                let ask = FenceAsk { revision: present.revision, ..ask.clone() };
+                fenced(node, &present, &ask, caller, &self.while_here(self.meta_now()).await?.value)?
             }
-            Change::Fence(ask) => fenced(node, &present, ask, caller)?,
+            Change::Fence(ask) => {
+                fenced(node, &present, ask, caller, &self.while_here(self.meta_now()).await?.value)?
+            }
             Change::Drain(_) => drained(node, &present.value)?,
             Change::Undrain(_) => undrained(node, &present.value)?,
             Change::Forget(_) => return self.try_forget(caller, node, &present).await,
@@ -492,15 +495,32 @@ fn grant_of(change: &Change) -> May {
     }
 }
 
+/// Returns whether a node is fenced. While the cluster recovers, a fence of the backup is none: the node may have joined again since.
+fn is_fenced(row: &NodeRow, meta: &MetaRow) -> bool {
+    match meta.mode {
+        Mode::Recovering => row.is_fenced_in(meta.generation),
+        Mode::Normal | Mode::Restored => row.is_fenced(),
+    }
+}
+
 /// Returns the row of a node whose machine is off, by an operator's word. `None`: it is fenced.
-fn fenced(node: &str, present: &Read<NodeRow>, ask: &FenceAsk, caller: &Identity) -> Result<Option<NodeRow>> {
+fn fenced(
+    node: &str,
+    present: &Read<NodeRow>,
+    ask: &FenceAsk,
+    caller: &Identity,
+    meta: &MetaRow,
+) -> Result<Option<NodeRow>> {
     let row = &present.value;
-    if row.is_fenced() {
+    if is_fenced(row, meta) {
         return Ok(None);
     }
     // The node may have rebooted since the operator has looked.
     is_as_seen(node, present, ask.revision)?;
-    let before = row.block.as_ref().map_or(row.state, |block| block.before);
+    let before = match row.is_fenced() {
+        true => row.state_after_fence(),
+        false => row.block.as_ref().map_or(row.state, |block| block.before),
+    };
     let fence = FenceRow {
         number: row.fence.as_ref().map_or(0, |fence| fence.number) + 1,
         boot: row.boot.clone(),
@@ -508,6 +528,7 @@ fn fenced(node: &str, present: &Read<NodeRow>, ask: &FenceAsk, caller: &Identity
         reason: ask.reason.clone(),
         since_usec: now_usec(),
         before,
+        generation: meta.generation,
         rest: Default::default(),
     };
     let mut after = NodeRow { fence: Some(fence), ..row.clone() };
@@ -749,18 +770,44 @@ mod tests {
         assert_eq!(kind(&asked(NodeState::Ready), mixed), Kind::NotFound);
     }
 
+    fn meta(generation: u64, mode: Mode) -> MetaRow {
+        MetaRow { generation, mode, ..MetaRow::new("prod", rows::SCHEMAS, 1) }
+    }
+
+    #[test]
+    fn fence_of_a_backup_is_written_again() {
+        let ask = |revision| FenceAsk { reason: "dead".into(), revision, by_hand: false };
+        let first = fenced("n", &row(NodeState::Draining), &ask(7), &operator(), &meta(1, Mode::Normal));
+        let first = Read { value: first.unwrap().unwrap(), revision: 8 };
+        let recovering = meta(2, Mode::Recovering);
+        let after = fenced("n", &first, &ask(8), &operator(), &recovering).unwrap().unwrap();
+        assert_eq!((after.state, after.fence.as_ref().unwrap().number), (NodeState::Fenced, 2));
+        assert_eq!((after.is_fenced_in(2), after.state_after_fence()), (true, NodeState::Draining));
+        let again = Read { value: after, revision: 9 };
+        assert!(fenced("n", &again, &ask(9), &operator(), &recovering).unwrap().is_none());
+        assert!(fenced("n", &first, &ask(8), &operator(), &meta(2, Mode::Normal)).unwrap().is_none());
+    }
+
     #[test]
     fn fence_of_an_old_row_is_refused() {
         let ask = |revision| FenceAsk { reason: "dead".into(), revision, by_hand: false };
-        let old = fenced("n", &row(NodeState::Ready), &ask(6), &operator());
+        let old = fenced("n", &row(NodeState::Ready), &ask(6), &operator(), &meta(1, Mode::Normal));
         assert!(matches!(old, Err(ServerError::Refused(error)) if error.kind == Kind::Busy));
         assert!(check(&Change::Fence(ask(0))).is_err() && check(&Change::Fence(ask(1))).is_ok());
         for state in [NodeState::Ready, NodeState::Draining] {
-            let after = fenced("n", &row(state), &ask(7), &operator()).unwrap().unwrap();
+            let after =
+                fenced("n", &row(state), &ask(7), &operator(), &meta(1, Mode::Normal)).unwrap().unwrap();
             let fence = after.fence.as_ref().unwrap();
             assert_eq!((after.state, fence.number, fence.boot.as_str()), (NodeState::Fenced, 1, "b1"));
             assert_eq!((after.is_fenced(), after.state_after_fence()), (true, state));
-            let again = fenced("n", &Read { value: after, revision: 8 }, &ask(7), &operator()).unwrap();
+            let again = fenced(
+                "n",
+                &Read { value: after, revision: 8 },
+                &ask(7),
+                &operator(),
+                &meta(1, Mode::Normal),
+            )
+            .unwrap();
             assert!(again.is_none(), "the first fence stays");
         }
     }
@@ -783,7 +830,10 @@ mod tests {
     fn fence_of_a_blocked_node_keeps_the_block() {
         let block = blocked(&row(NodeState::Draining).value, &BlockAsk::default(), &operator()).unwrap();
         let ask = FenceAsk { revision: 8, ..FenceAsk::default() };
-        let after = fenced("n", &Read { value: block, revision: 8 }, &ask, &operator()).unwrap().unwrap();
+        let after =
+            fenced("n", &Read { value: block, revision: 8 }, &ask, &operator(), &meta(1, Mode::Normal))
+                .unwrap()
+                .unwrap();
         assert_eq!((after.state, after.is_fenced()), (NodeState::Blocked, true));
         let after = accepted("n", &Read { value: after, revision: 9 }, &accept(1, 9)).unwrap().unwrap();
         assert_eq!((after.state, after.is_fenced()), (NodeState::Fenced, true));
@@ -793,7 +843,9 @@ mod tests {
     #[test]
     fn machine_in_place_of_a_fenced_one_is_ready() {
         let ask = FenceAsk { revision: 7, ..FenceAsk::default() };
-        let after = fenced("n", &asked(NodeState::Ready), &ask, &operator()).unwrap().unwrap();
+        let after = fenced("n", &asked(NodeState::Ready), &ask, &operator(), &meta(1, Mode::Normal))
+            .unwrap()
+            .unwrap();
         let after = accepted("n", &Read { value: after, revision: 8 }, &accept(2, 8)).unwrap().unwrap();
         assert_eq!(
             (after.state, after.boot.as_str(), after.fence.unwrap().number),

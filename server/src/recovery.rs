@@ -6,8 +6,8 @@
 //!        generation + 1
 //! ```
 //!
-//! Both are an operator's words, and nothing else begins or ends a recovery. Missing is a node that may have a session and has not said what it holds, and
-//! a node whose claims were not all taken over, until an operator has forgotten them. A fenced node is not missing. If the row names another etcd cluster, servers grant nothing and let no node join until the operator's word. A node that
+//! Both are an operator's words, and nothing else begins or ends a recovery. Missing is a node that has not said what it holds, and
+//! a node whose claims were not all taken over, until an operator has forgotten them. A node that was fenced in the recovery is not missing. If the row names another etcd cluster, servers grant nothing and let no node join until the operator's word. A node that
 //! has seen more than etcd has is refused, and keeps nobody else out.
 //!
 //! Each change compares the cluster's row. So nothing that was begun in one of these states is written in another one.
@@ -189,7 +189,7 @@ impl Cluster {
         let meta = self.while_here(self.refuse_other_phase(*generation)).await?;
         let row = self.while_here(self.node_now(node)).await?;
         // An earlier try of the call, or another operator, was faster.
-        if row.is_some_and(|row| row.value.is_fenced()) {
+        if row.is_some_and(|row| row.value.is_fenced_in(*generation)) {
             return self.end_fenced_if_normal(caller, node).await;
         }
         let is_awaited = meta.value.mode == Mode::Recovering

@@ -220,6 +220,12 @@ impl NodeRow {
             || (self.state == NodeState::Blocked && self.block.as_ref().is_some_and(is_below))
     }
 
+    /// Returns whether the node was fenced in this generation. While the cluster recovers, an earlier fence is one of the backup, and may have ended
+    /// since.
+    pub fn is_fenced_in(&self, generation: u64) -> bool {
+        self.is_fenced() && self.fence.as_ref().is_some_and(|fence| fence.generation == generation)
+    }
+
     /// Returns the state of a fenced node that is off no more.
     pub fn state_after_fence(&self) -> NodeState {
         match self.fence.as_ref().map(|fence| fence.before) {
@@ -291,6 +297,9 @@ pub struct FenceRow {
     pub since_usec: u64,
     /// The state that the node has again after the fence.
     pub before: NodeState,
+    /// The cluster's generation when it was fenced. 0: an earlier server has written the row.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub generation: u64,
     #[serde(flatten)]
     pub rest: Map<String, Value>,
 }
@@ -459,7 +468,7 @@ mod tests {
             "node-ids":{"p":"i"},
             "other":{"journal-id":"k","machine-id":"n","boot":"c","since-usec":1,"version":"9"},
             "block":{"by":"operator/a","reason":"","since-usec":2,"before":"fenced","until":3},
-            "drains":2,"fence":{"number":1,"boot":"b","by":"operator/a","reason":"","since-usec":2,"before":"ready","how":4},
+            "drains":2,"fence":{"number":1,"boot":"b","by":"operator/a","reason":"","since-usec":2,"before":"ready","generation":5,"how":4},
             "ahead":{"generation":3,"revision":4,"since-usec":5,"accepted":true,"who":"x"}}"#;
         let row = Row { value: value.to_vec(), created: 1, revision: 2 };
         let key = RowKey::Node("n".into());
