@@ -56,7 +56,9 @@ impl Cluster {
         }
         let named = claims.iter().filter(|of| !of.external_node_id.is_empty());
         let plugins: BTreeSet<String> = named.map(|of| of.plugin.clone()).collect();
-        let others = self.while_here(self.names_of_others(&caller.name, &plugins)).await?;
+        // A fenced or blocked node may be this machine under an earlier name.
+        let others = self.names_of_others(&caller.name, &plugins, NodeRow::may_have_sessions);
+        let others = self.while_here(others).await?;
         let mut page = SaidPage { generation, ..SaidPage::default() };
         // The others come back meanwhile.
         let mut again = None;
@@ -304,7 +306,8 @@ fn with_held(record: &Record, held: &Held, row: &NodeRow, others: &NodeNames) ->
     let Some(at) = attachment else { return Ok(after) };
     let plugin = &volume.plugin;
     let is_anothers = at.node_id.as_ref().is_some_and(|id| others.contains(&(plugin.clone(), id.clone())));
-    if is_anothers {
+    let is_accepted = at.node_id.is_some() && row.accepted_ids.get(plugin) == at.node_id.as_ref();
+    if is_anothers && !is_accepted {
         // The other node may be none that this one may see.
         let text =
             format!("node {} holds {name} under a name by plugin {plugin} that another node has", claim.node);

@@ -316,7 +316,7 @@ impl Cluster {
         let is_first =
             |of: &&PluginReport| !of.node_id.is_empty() && !present.node_ids.contains_key(&of.plugin);
         let plugins = report.plugins.iter().filter(is_first).map(|of| of.plugin.clone()).collect();
-        self.names_of_others(node, &plugins).await
+        self.names_of_others(node, &plugins, |_| true).await
     }
 }
 

@@ -15,8 +15,13 @@ const NODES: i64 = 1000;
 pub type NodeNames = BTreeSet<(String, String)>;
 
 impl Cluster {
-    /// Returns the names that other nodes have by these plugins, as etcd has them now.
-    pub async fn names_of_others(&self, node: &str, plugins: &BTreeSet<String>) -> Result<NodeNames> {
+    /// Returns the names that other nodes have by these plugins, as etcd has them now. `counts`: whether a node's names count.
+    pub async fn names_of_others(
+        &self,
+        node: &str,
+        plugins: &BTreeSet<String>,
+        counts: fn(&NodeRow) -> bool,
+    ) -> Result<NodeNames> {
         let (mut names, mut after) = (NodeNames::new(), String::new());
         if plugins.is_empty() {
             return Ok(names);
@@ -30,9 +35,10 @@ impl Cluster {
                 let RowKey::Node(other) = &key else { continue };
                 after.clone_from(other);
                 let Ok(row) = rows::read::<NodeRow>(&key, &row) else { continue };
+                let counts = counts(&row.value);
                 let of_plugins =
                     row.value.node_ids.into_iter().filter(|(plugin, _)| plugins.contains(plugin));
-                if other != node {
+                if other != node && counts {
                     names.extend(of_plugins);
                 }
             }

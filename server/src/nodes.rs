@@ -388,6 +388,7 @@ fn shown(node: &str, row: &Read<NodeRow>, sessions: Vec<NodeSession>, claims: u6
         fence,
         ahead,
         node_ids: _,
+        accepted_ids: _,
         drains: _,
         rest: _,
     } = &row.value;
@@ -635,6 +636,7 @@ fn accepted(node: &str, present: &Read<NodeRow>, accept: &Accept) -> Result<Opti
         for (plugin, of) in after.plugins.iter_mut().filter(|_| !accept.forget) {
             if let Some(id) = of.other_node_id.take() {
                 after.node_ids.insert(plugin.clone(), id.clone());
+                after.accepted_ids.insert(plugin.clone(), id.clone());
                 of.node_id = Some(id);
             }
         }
@@ -660,6 +662,7 @@ fn accepted(node: &str, present: &Read<NodeRow>, accept: &Accept) -> Result<Opti
         state: if state == NodeState::Fenced { row.state_after_fence() } else { state },
         plugins: Default::default(),
         node_ids: Default::default(),
+        accepted_ids: Default::default(),
         other: None,
         block: None,
         drains: row.drains,

@@ -160,6 +160,9 @@ pub struct NodeRow {
     /// The first name of the node by each plugin that the node has reported. It stays when the plugin is gone.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub node_ids: BTreeMap<String, String>,
+    /// The names of `node_ids` that an operator has accepted. Another node may have the same one.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub accepted_ids: BTreeMap<String, String>,
     /// Another machine with the node's certificate, whose Hello was refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub other: Option<OtherMachine>,
@@ -182,7 +185,7 @@ pub struct NodeRow {
 impl NodeRow {
     /// Returns the row of a node that joins for the first time.
     pub fn new(journal_id: &str, machine_id: &str, boot: &str) -> NodeRow {
-        let (plugins, node_ids, other, block, drains, fence, ahead, rest) = Default::default();
+        let (plugins, node_ids, accepted_ids, other, block, drains, fence, ahead, rest) = Default::default();
         NodeRow {
             journal_id: journal_id.to_owned(),
             machine_id: machine_id.to_owned(),
@@ -190,6 +193,7 @@ impl NodeRow {
             state: NodeState::Ready,
             plugins,
             node_ids,
+            accepted_ids,
             other,
             block,
             drains,
@@ -465,7 +469,7 @@ mod tests {
     fn field_of_a_later_version_is_written_back() {
         let value = br#"{"journal-id":"j","machine-id":"m","boot":"b","state":"ready","taint":[1],
             "plugins":{"p":{"attaches":false,"node-id":"i","other-node-id":"j","max-volumes":7}},
-            "node-ids":{"p":"i"},
+            "node-ids":{"p":"i"},"accepted-ids":{"p":"i"},
             "other":{"journal-id":"k","machine-id":"n","boot":"c","since-usec":1,"version":"9"},
             "block":{"by":"operator/a","reason":"","since-usec":2,"before":"fenced","until":3},
             "drains":2,"fence":{"number":1,"boot":"b","by":"operator/a","reason":"","since-usec":2,"before":"ready","generation":5,"how":4},

@@ -1310,3 +1310,36 @@ async fn volume_that_a_node_holds_is_not_deleted() {
     assert!(!controller.is_called(Duration::from_secs(3)).await, "a volume in use is deleted");
     assert_eq!(claims(&site, "data").await, ["n1/web"]);
 }
+
+/// The machine has a new node name. The plugin's name of it is still that of the earlier node.
+#[tokio::test]
+async fn accepted_name_of_another_node_counts() {
+    for is_fenced in [false, true] {
+        let site = Site::start(1).await;
+        let controller = Controller::start(&site, "c1", 0).await;
+        drop(user_named(&site, "n1", 0, "i-1").await);
+        let machine = site.node("n2");
+        restored(&site, 0, 1).await.unwrap();
+        let (_, mut session) = welcome(&machine, 0).await;
+        session.report_name("i-1").await;
+        eventually("its name is refused", async || row(&site, "node/n2").await.contains("other-node-id"))
+            .await;
+        let of = HeldClaim { external_node_id: "i-1".into(), ..held(&machine, "data", "one") };
+        let said = || page(&machine, 2, vec![of.clone()], true);
+        assert_eq!(try_hold(&machine, 0, said()).await.unwrap().len(), 1, "no operator has accepted it");
+        let file = operator(&site, "all");
+        assert_eq!(csictl(&file, "node accept n2").await.code, Some(0));
+        if is_fenced {
+            // A server of an earlier version has written the acceptance.
+            let accepted = row(&site, "node/n2").await;
+            let of_before = accepted.replace(",\"accepted-ids\":{\"p\":\"i-1\"}", "");
+            assert_ne!(accepted, of_before);
+            site.raw().await.put("/csid/v1/node/n2", &of_before).await;
+            assert_eq!(try_hold(&machine, 0, said()).await.unwrap().len(), 1, "the other node may be there");
+            leave_out(&site, 0, "n1").await.unwrap();
+        }
+        hold(&machine, 0, said()).await.unwrap();
+        assert_eq!(claims(&site, "data").await, ["n2/web"]);
+        drop(controller);
+    }
+}
