@@ -457,6 +457,7 @@ impl Cluster {
             }
             refused?;
             let after = stepped(&record, claims);
+            let after = if ask.force { after } else { left_attached(&record, claim, after) };
             if after == record || self.swap_granting(&record, after, guards).await?.is_some() {
                 if ask.force {
                     tracing::warn!(%caller, volume = %name, node = ask.node, consumer = ask.consumer, "a claim was ended by force");

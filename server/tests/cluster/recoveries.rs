@@ -1051,6 +1051,16 @@ async fn unregistered_volume_stays_attached_after_a_fence() {
         row(&site, "vol/default/stolen/claim/n2").await.contains("node-detached")
     })
     .await;
+    // It is no word for a detach without --force.
+    let release = ReleaseAsk {
+        volume: "stolen".into(),
+        node: "n2".into(),
+        consumer: "web".into(),
+        deadline_ms: 1000,
+        ..ReleaseAsk::default()
+    };
+    let waits = Refusal::of(&site.operator(0, "all").release(release).await.unwrap_err());
+    assert_eq!(waits.kind, "TimedOut", "{waits:?}");
     assert!(!controller.is_called(Duration::from_secs(3)).await, "the volume of another node was detached");
     assert!(row(&site, "vol/default/stolen/at/n2").await.contains("\"present\""));
 }
