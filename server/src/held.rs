@@ -190,10 +190,6 @@ impl Cluster {
                 }
                 continue;
             }
-            let _place = match record.claim_at(&held.claim.consumer, node) {
-                None => Some(self.place(node).await?),
-                Some(_) => None,
-            };
             let swapped = self.swap(&record, after, guards).await;
             if swapped.map_err(|error| self.hide_name(caller, error))?.is_some() {
                 let Claim { consumer, id, .. } = &held.claim;

@@ -1123,6 +1123,25 @@ async fn claim_beyond_the_volume_limit_comes_back() {
     node.claim(0, "rest").await.unwrap();
 }
 
+/// Since the backup the node has released one claim and taken another one.
+#[tokio::test]
+async fn claim_beyond_the_limit_of_claims_comes_back() {
+    let site = Site::start_with(1, "max-claims = 1").await;
+    for volume in ["data", "more", "rest"] {
+        site.register(volume, "single-node-writer").await;
+    }
+    let node = site.node("n1");
+    let session = node.join(0).await;
+    node.claim(0, "data").await.unwrap();
+    drop(session);
+    restored(&site, 0, 1).await.unwrap();
+    let _session = node.join(0).await;
+    hold(&node, 0, page(&node, 2, vec![held(&node, "more", "since")], true)).await.unwrap();
+    resumed(&site, 2).await;
+    assert_eq!(claims(&site, "more").await, ["n1/web"]);
+    assert_eq!(node.claim(0, "rest").await.unwrap_err().kind, "RateLimited");
+}
+
 /// Claims, attachments and volumes that the backup lacks or has otherwise.
 #[tokio::test]
 async fn what_the_backup_lacks_comes_back() {
