@@ -8,6 +8,8 @@ use csid::store::registry::{Claim, ClaimState, Expansion, Record, Registration, 
 use csid::volume::rules::{owes, words_of};
 use csid_etcd::ClaimInList as ClaimOfList;
 
+use crate::excluded::excluding;
+
 /// Claims in a volume's row at most: for operators, and for others. A node needs its own ones, and takes 128 KiB.
 const OPERATORS_CLAIMS: usize = 256;
 const CLAIMS: usize = 64;
@@ -24,7 +26,9 @@ const ERROR: usize = 512;
 pub fn row(record: &Record, caller: &Identity) -> VolumeRow {
     let registration = record.registration.as_ref();
     let is_own = |claim: &Claim| is_own(claim, caller);
-    let is_holder = record.claims.iter().any(is_own);
+    // A claim that came back by its node's word may be a lie while another one excludes it.
+    let is_doubtful = |claim: &Claim| claim.adopted && excluding(record, claim).next().is_some();
+    let is_holder = record.claims.iter().any(|claim| is_own(claim) && !is_doubtful(claim));
     let handle = &record.volume.handle;
     let (most, queued) = match caller.role {
         Role::Operator => (OPERATORS_CLAIMS, OPERATORS_QUEUE),

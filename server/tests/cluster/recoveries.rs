@@ -6,7 +6,7 @@ use csi_proto::cluster::v1::resume_ask::Step;
 use csi_proto::cluster::v1::{
     Attaches, BlockAsk, ChangeAsk, ClaimAsk, CreateAsk, DrainAsk, FenceAsk, HeldClaim, HeldClaims, Hello,
     NodeAsk, NodeChange, PluginReport, RefusedClaim, ReleaseAsk, RestoredAsk, ResumeAsk, ServerRows,
-    ServersAsk, Spec, Use, Welcome, change_ask::What, node_change::Change,
+    ServersAsk, Spec, Use, VolumeAsk, Welcome, change_ask::What, node_change::Change,
 };
 use futures_util::FutureExt;
 use futures_util::future::join_all;
@@ -365,6 +365,26 @@ async fn excluded_claim_gets_no_attachment() {
     thief.detached(0, "data", "lie").await.unwrap();
     eventually("the lie has ended", async || claims(&site, "data").await == ["n1/web"]).await;
     assert_eq!(claiming(&owner, 0, "data").await.unwrap().unwrap().claim, granted.claim);
+}
+
+/// The context says which storage gets the secrets.
+#[tokio::test]
+async fn excluded_claim_shows_no_context() {
+    let site = Site::start(1).await;
+    site.register("data", "single-node-writer").await;
+    let (owner, thief) = (site.node("n1"), site.node("n2"));
+    let sessions = (owner.join(0).await, thief.join(0).await);
+    owner.claim(0, "data").await.unwrap();
+    drop(sessions);
+    restored(&site, 0, 1).await.unwrap();
+    let _sessions = (owner.join(0).await, thief.join(0).await);
+    hold(&thief, 0, page(&thief, 2, vec![held(&thief, "data", "lie")], false)).await.unwrap();
+    let shown = async |node: &Node| {
+        let ask = VolumeAsk { namespace: "default".into(), volume: "data".into() };
+        format!("{:?}", node.client(0).volume(ask).await.unwrap())
+    };
+    assert!(shown(&owner).await.contains("hunter2"));
+    assert!(!shown(&thief).await.contains("hunter2"));
 }
 
 /// Without an attachment the grant alone lets a node write.
