@@ -264,6 +264,12 @@ fn with_held(record: &Record, held: &Held, row: &NodeRow, others: &NodeNames) ->
     let mut after = queue::without(record.clone(), &claim.call);
     if record.is_empty() {
         after.volume = volume.clone();
+    } else if record.volume.handle.is_creating() {
+        let text = format!(
+            "{name} is being created in etcd, which does not know the volume of the plugin that node {} holds",
+            claim.node
+        );
+        return Err(Error::new(Kind::ClaimConflict, text).into());
     } else if record.volume != *volume {
         let text = format!(
             "{name} is another volume of a plugin in etcd than the one that node {} holds",

@@ -1392,3 +1392,20 @@ async fn accepted_name_of_another_node_counts() {
         drop(controller);
     }
 }
+
+#[tokio::test]
+async fn claim_of_a_volume_in_creation_is_refused() {
+    let site = Site::start(1).await;
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    let node = site.node("n1");
+    drop(welcome(&node, 0).await);
+    let creation = creating(&site, 0, "data");
+    controller.called().await;
+    creation.abort();
+    restored(&site, 0, 1).await.unwrap();
+    let _session = welcome(&node, 0).await;
+    let refused = try_hold(&node, 0, page(&node, 2, vec![held(&node, "data", "one")], true)).await.unwrap();
+    assert_eq!(refused.len(), 1, "{refused:?}");
+    assert!(refused[0].why.contains("default/data is being created in etcd"), "{refused:?}");
+    assert_eq!(resume(&site).await.unwrap_err().kind, "Busy", "an operator has not looked at it");
+}
