@@ -67,7 +67,10 @@ impl From<csid::store::registry::RegistryError> for ServerError {
             }
             RegistryError::Failed(source) => match source.downcast::<EtcdError>() {
                 Ok(error) => ServerError::Etcd(*error),
-                Err(source) => ServerError::Refused(RegistryError::Failed(source).into()),
+                Err(source) => match source.downcast::<RowError>() {
+                    Ok(error) => ServerError::Row(*error),
+                    Err(source) => ServerError::Refused(RegistryError::Failed(source).into()),
+                },
             },
             error => ServerError::Refused(error.into()),
         }

@@ -241,6 +241,7 @@ fn why(error: ServerError) -> Result<String> {
         ServerError::Etcd(error @ (EtcdError::TooLarge { .. } | EtcdError::Twice { .. })) => {
             Ok(error.to_string())
         }
+        ServerError::Row(error) => Ok(error.to_string()),
         error => Err(error),
     }
 }

@@ -1409,3 +1409,21 @@ async fn claim_of_a_volume_in_creation_is_refused() {
     assert!(refused[0].why.contains("default/data is being created in etcd"), "{refused:?}");
     assert_eq!(resume(&site).await.unwrap_err().kind, "Busy", "an operator has not looked at it");
 }
+
+/// Nobody can count the volumes of the node, so the same word again changes nothing.
+#[tokio::test]
+async fn claim_with_an_unreadable_count_is_refused() {
+    let site = Site::start(1).await;
+    site.register("data", "single-node-writer").await;
+    let node = site.node("n1");
+    drop(node.join(0).await);
+    restored(&site, 0, 1).await.unwrap();
+    site.raw().await.put("/csid/v1/used/n1/p", "no row").await;
+    let _session = node.join(0).await;
+    let said = page(&node, 2, vec![held(&node, "data", "one")], true);
+    let refused = tokio::time::timeout(Duration::from_secs(20), try_hold(&node, 0, said)).await;
+    let refused = refused.expect("the claim is never refused").unwrap();
+    assert_eq!(refused.len(), 1, "{refused:?}");
+    assert!(refused[0].why.contains("in etcd is not csid's"), "{refused:?}");
+    assert_eq!(phase(&site).await, is(2, "recovering", &[]), "the node is awaited for ever");
+}
