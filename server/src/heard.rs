@@ -117,10 +117,11 @@ impl Cluster {
         Err(Error::new(Kind::Busy, format!("what node {node} has said changes too often")).into())
     }
 
-    /// Removes what a node has said.
+    /// Removes what a fenced node has said. One that has joined again meanwhile may have said it since.
     pub async fn drop_heard_of(&self, node: &str) -> Result<()> {
+        let Some(row) = self.node_now(node).await?.filter(|row| row.value.is_fenced()) else { return Ok(()) };
         let write = Write { key: RowKey::Heard(node.to_owned()), value: None, lease: 0 };
-        self.rows.write(&[self.presence.here()?.guard()], vec![write]).await?;
+        self.rows.write(&[node_guard(node, &row), self.presence.here()?.guard()], vec![write]).await?;
         Ok(())
     }
 
@@ -169,7 +170,11 @@ impl Cluster {
                 let RowKey::Heard(node) = &key else { continue };
                 after.clone_from(node);
                 let Ok(Read { value, revision }) = rows::read::<HeardRow>(&key, &row) else { continue };
-                if value.complete && value.generation == generation {
+                // What was said in an earlier recovery is said once more in this one.
+                if value.generation != generation {
+                    continue;
+                }
+                if value.complete {
                     awaited.remove(node);
                 }
                 if value.has_refused() && !fenced.contains(node) {

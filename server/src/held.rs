@@ -54,6 +54,10 @@ impl Cluster {
         if meta.value.generation != generation || meta.value.mode == Mode::Restored {
             return Err(is_not_recovering());
         }
+        // The last page alone may come once more after the end.
+        if meta.value.mode != Mode::Recovering && !claims.is_empty() {
+            return Err(is_not_recovering());
+        }
         let named = claims.iter().filter(|of| !of.external_node_id.is_empty());
         let plugins: BTreeSet<String> = named.map(|of| of.plugin.clone()).collect();
         // A fenced or blocked node may be this machine under an earlier name.

@@ -94,8 +94,8 @@ impl Cluster {
         // Nothing is granted while the cluster recovers, so nobody has a claim of that generation.
         let is_behind = |meta: &MetaRow, revision: u64| {
             let is_of_generation = hello.generation == meta.generation;
-            // A node of an earlier version names a revision of no generation.
-            let is_compared = is_of_generation || hello.generation == 0;
+            // A node of an earlier version names a revision of no generation. Before the first recovery there was one alone.
+            let is_compared = is_of_generation || (hello.generation == 0 && meta.generation == 1);
             hello.generation > meta.generation
                 || (is_of_generation && meta.mode == Mode::Recovering)
                 || (is_compared && hello.seen_revision > revision)

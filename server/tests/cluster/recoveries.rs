@@ -246,6 +246,8 @@ async fn node_of_the_recovering_generation_is_refused() {
     node.hello = ahead("n1", 2, 1);
     assert_eq!(refused(&node, 0).await, "ahead-of-etcd");
     assert_eq!(phase(&site).await, is(2, "recovering", &["n1"]));
+    node.hello = ahead("n1", 0, 1 << 40);
+    drop(welcome(&node, 0).await);
     node.hello = ahead("n1", 1, 1 << 40);
     let (_, session) = welcome(&node, 0).await;
     hold(&node, 0, page(&node, 2, vec![], true)).await.unwrap();
