@@ -8,7 +8,7 @@ use csi_proto::cluster::v1::{Held, HeldClaim, HeldClaims, Owed, RefusedClaim, Us
 
 use crate::cluster::calls::answered;
 use crate::cluster::node::Node;
-use crate::error::{Error, Result, presentable};
+use crate::error::{Error, Kind, Result, presentable};
 use crate::random;
 use crate::volume::Volumes;
 use crate::volume::rules::{check_credential, words_of};
@@ -41,10 +41,18 @@ impl Node {
 
     async fn try_say_held(&self, generation: u64, volumes: &Volumes) -> Result<usize> {
         let held = volumes.held_of_servers().await?;
+        let mut again = None;
         for claims in pages(&held) {
             // A page may be written although its answer is lost.
             self.said().extend(claims.iter().map(|of| (of.claim.clone(), end_of(of))));
-            self.say_page(generation, claims, false).await?;
+            match self.say_page(generation, claims, false).await {
+                // A claim of the page waits, for example for its plugin. Those of the other pages come back meanwhile.
+                Err(error) if error.kind == Kind::Unavailable => again = again.or(Some(error)),
+                said => said?,
+            }
+        }
+        if let Some(error) = again {
+            return Err(error);
         }
         self.report_ended(volumes).await?;
         // The servers do not wait for the node after this one.
