@@ -383,10 +383,10 @@ async fn excluded_claim_shows_no_context() {
     hold(&thief, 0, page(&thief, 2, vec![held(&thief, "data", "lie")], false)).await.unwrap();
     let shown = async |node: &Node| {
         let ask = VolumeAsk { namespace: "default".into(), volume: "data".into() };
-        format!("{:?}", node.client(0).volume(ask).await.unwrap())
+        node.client(0).volume(ask).await.unwrap().into_inner().spec.unwrap().volume_context
     };
-    assert!(shown(&owner).await.contains("hunter2"));
-    assert!(!shown(&thief).await.contains("hunter2"));
+    assert_eq!(shown(&owner).await["share"], "hunter2");
+    assert!(shown(&thief).await.is_empty(), "a lie got a context");
 }
 
 /// Without an attachment the grant alone lets a node write.
@@ -1161,6 +1161,7 @@ async fn claim_beyond_the_limit_of_claims_comes_back() {
     hold(&node, 0, page(&node, 2, vec![held(&node, "more", "since")], true)).await.unwrap();
     resumed(&site, 2).await;
     assert_eq!(claims(&site, "more").await, ["n1/web"]);
+    let _session = node.join(0).await;
     assert_eq!(node.claim(0, "rest").await.unwrap_err().kind, "RateLimited");
 }
 
@@ -1428,4 +1429,21 @@ async fn claim_with_an_unreadable_count_is_refused() {
     assert_eq!(refused.len(), 1, "{refused:?}");
     assert!(refused[0].why.contains("in etcd is not csid's"), "{refused:?}");
     assert_eq!(phase(&site).await, is(2, "recovering", &[]), "the node is awaited for ever");
+}
+
+/// The node says all once more in this one.
+#[tokio::test]
+async fn refused_claims_of_an_earlier_recovery_are_over() {
+    let site = Site::start(1).await;
+    let node = site.node("n1");
+    drop(node.join(0).await);
+    let claim = json!({"claim": "a", "namespace": "default", "volume": "v", "consumer": "web", "why": "x"});
+    let heard = json!({"generation": 1, "complete": true, "claims": [claim]}).to_string();
+    site.raw().await.put("/csid/v1/heard/n1", &heard).await;
+    restored(&site, 0, 1).await.unwrap();
+    assert_eq!(phase(&site).await, is(2, "recovering", &["n1"]));
+    assert!(servers(&site, 0).await.refused.is_empty());
+    let _session = node.join(0).await;
+    hold(&node, 0, page(&node, 2, vec![], true)).await.unwrap();
+    resumed(&site, 2).await;
 }
