@@ -106,6 +106,17 @@ pub async fn mount(words: Vec<OsString>) -> Result<(), HelperFailure> {
             asking.tried.mount.as_deref().unwrap_or_default()
         );
     }
+    // A unit's start has systemd read both files when this process ends.
+    if options.netdev
+        && !arguments.no_utab
+        && !unit::is_around()
+        && !unit::wait_for_order(&request.target).await
+    {
+        eprintln!(
+            "mount.csi: {} is mounted, but systemd does not know the mount yet; a shutdown now may stop csid before the unmount",
+            request.target
+        );
+    }
     Ok(())
 }
 

@@ -1,5 +1,15 @@
 //! systemd's mount units.
 
+use std::{process::Stdio, time::Duration};
+
+use tokio::process::Command;
+
+/// The target that is stopped before csid. A mount unit with _netdev is ordered after it.
+const REMOTE: &str = "remote-fs-pre.target";
+/// How long systemd is waited for. It reads the mount table five times a second at most.
+const ORDERED_WITHIN: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(50);
+
 /// The length of a consumer's name that csid takes, in bytes.
 pub const CONSUMER_LIMIT: usize = 128;
 
@@ -31,6 +41,39 @@ fn is_in(groups: &str) -> bool {
     groups.lines().any(|line| line.ends_with(".mount"))
 }
 
+/// Waits until a shutdown would unmount the target before csid stops. systemd reads the mount table up to a second late. If systemd reads it
+/// before utab has `_netdev`, it takes the mount for a local one. Returns false if the wait is over 5 s, and true where no systemd runs.
+pub async fn wait_for_order(target: &str) -> bool {
+    let unit = of_target(target);
+    let ordered = async {
+        while let Some(shown) = show(&unit).await {
+            if is_before_csid(&shown) {
+                break;
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    };
+    tokio::time::timeout(ORDERED_WITHIN, ordered).await.is_ok()
+}
+
+/// Returns the unit's state and order. `None`: no systemd answers.
+async fn show(unit: &str) -> Option<String> {
+    let mut systemctl = Command::new("systemctl");
+    systemctl
+        .args(["show", "--property=ActiveState,After", "--", unit])
+        .stdin(Stdio::null())
+        .kill_on_drop(true);
+    let output = systemctl.output().await.ok().filter(|output| output.status.success())?;
+    Some(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// `shown`: lines `KEY=VALUE`.
+fn is_before_csid(shown: &str) -> bool {
+    let value = |key| shown.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+    value("ActiveState") == Some("active")
+        && value("After").is_some_and(|units| units.split(' ').any(|unit| unit == REMOTE))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -50,6 +93,20 @@ mod tests {
             ("/", "-.mount"),
         ] {
             assert_eq!(of_target(target), unit, "{target}");
+        }
+    }
+
+    #[test]
+    fn order_needs_an_active_unit_after_the_target() {
+        for (shown, is) in [
+            ("ActiveState=active\nAfter=-.mount remote-fs-pre.target system.slice\n", true),
+            ("After=remote-fs-pre.target\nActiveState=active\n", true),
+            ("ActiveState=inactive\nAfter=remote-fs-pre.target\n", false),
+            ("ActiveState=active\nAfter=-.mount local-fs-pre.target\n", false),
+            ("ActiveState=active\nAfter=\n", false),
+            ("", false),
+        ] {
+            assert_eq!(is_before_csid(shown), is, "{shown}");
         }
     }
 

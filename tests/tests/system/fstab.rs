@@ -1,7 +1,10 @@
 //! Lines of fstab and mount units of the type csi, with the real mount(8) and systemd.
 
+use std::time::Duration;
+
 use csid_tests::script::{Act, Rule};
 use csid_tests::world::count;
+use rustix::process::Signal;
 
 use crate::machine::Machine;
 use crate::settings::{TEST_PLUGIN, define, install_test_plugin, ready};
@@ -108,7 +111,18 @@ fn fstab_volume_is_there_whenever_its_service_runs() {
     // By hand, under a service that does not use it at the moment.
     m.run("umount /srv/my-db && systemctl is-active app && ! mountpoint -q /srv/my-db");
     assert_eq!(m.run("csictl claims --json"), "[]");
-    m.run("mount /srv/my-db");
+    // systemd sees the mount late. The command returns when a shutdown would unmount the volume before csid stops.
+    m.until(&format!("! systemctl is-active {unit}"));
+    m.signal(Signal::STOP);
+    std::thread::scope(|scope| {
+        let mount = scope.spawn(|| m.run("mount /srv/my-db"));
+        std::thread::sleep(Duration::from_secs(2));
+        let has_returned = mount.is_finished();
+        m.signal(Signal::CONT);
+        assert!(!has_returned, "{}", mount.join().unwrap());
+    });
+    m.run(&format!("systemctl is-active {unit}"));
+    assert!(property(&m, unit, "After").split(' ').any(|unit| unit == "remote-fs-pre.target"));
     mounted(&m);
 
     // A line that would end the boot is refused by hand.

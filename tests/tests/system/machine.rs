@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use rustix::process::{Pid, Signal, kill_process};
+
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
 pub struct Machine {
@@ -178,6 +180,12 @@ impl Machine {
     pub fn kill(&self) {
         let output = container(&self.dir, &["kill"]);
         assert!(output.status.success(), "no kill: {}", text(&output.stderr));
+    }
+
+    /// Sends PID 1 a signal.
+    pub fn signal(&self, signal: Signal) {
+        let pid: i32 = text(&container(&self.dir, &["pid"]).stdout).parse().expect("it runs");
+        kill_process(Pid::from_raw(pid).expect("a process"), signal).expect("a signal");
     }
 
     /// The loop devices that hold files of this machine.
