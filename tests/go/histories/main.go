@@ -4,11 +4,13 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
 	"math"
 	"os"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -226,6 +228,42 @@ func parse(from io.Reader) ([]porcupine.Operation, error) {
 	return operations, scanner.Err()
 }
 
+// shown is how many operations are printed before and after the place where no order goes on.
+const shown = 8
+
+// obstacle says where the longest order of a volume's operations ends: its last operations, the state after them, and the first ones that are
+// left.
+func obstacle(part []porcupine.Operation, orders [][]porcupine.Operation) string {
+	var longest []porcupine.Operation
+	for _, order := range orders {
+		if len(order) > len(longest) {
+			longest = order
+		}
+	}
+	var text strings.Builder
+	describe := func(o porcupine.Operation) {
+		fmt.Fprintf(&text, "  client %d, %d to %d: %+v\n", o.ClientId, o.Call, o.Return, o.Input)
+	}
+	var state any = ""
+	for _, o := range longest {
+		_, state = volumes.Step(state, o.Input, o.Output)
+	}
+	text.WriteString(" in order:\n")
+	for _, o := range longest[max(0, len(longest)-shown):] {
+		describe(o)
+	}
+	fmt.Fprintf(&text, " holders then: %q\n left:\n", state)
+	isIn := func(o porcupine.Operation) bool {
+		return slices.ContainsFunc(longest, func(in porcupine.Operation) bool { return reflect.DeepEqual(in, o) })
+	}
+	left := slices.DeleteFunc(slices.Clone(part), isIn)
+	slices.SortFunc(left, func(a, b porcupine.Operation) int { return cmp.Compare(a.Call, b.Call) })
+	for _, o := range left[:min(shown, len(left))] {
+		describe(o)
+	}
+	return text.String()
+}
+
 func main() {
 	operations, err := parse(os.Stdin)
 	if err != nil || len(operations) == 0 {
@@ -238,8 +276,8 @@ func main() {
 	case porcupine.Ok:
 	case porcupine.Illegal:
 		for _, part := range volumes.Partition(operations) {
-			if porcupine.CheckOperationsTimeout(volumes, part, patience) == porcupine.Illegal {
-				fmt.Printf("not linearizable: %s\n", part[0].Input.(operation).volume)
+			if result, info := porcupine.CheckOperationsVerbose(volumes, part, patience); result == porcupine.Illegal {
+				fmt.Printf("not linearizable: %s\n%s", part[0].Input.(operation).volume, obstacle(part, slices.Concat(info.PartialLinearizationsOperations()...)))
 			}
 		}
 		os.Exit(1)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -60,6 +61,22 @@ func TestCheckerJudgesHistories(t *testing.T) {
 				t.Errorf("judged %s, want %s", result, history.due)
 			}
 		})
+	}
+}
+
+func TestObstacleNamesTheFirstCallThatFitsNowhere(t *testing.T) {
+	const history = `{"call":"take","who":"n1/a","client":1,"volume":"v","single":true,"start":1,"end":2,"outcome":"ok"}
+{"call":"take","who":"n2/b","client":2,"volume":"v","single":true,"start":3,"end":4,"outcome":"ok"}
+{"call":"release","who":"n1/a","client":1,"volume":"v","single":true,"start":5,"end":6,"outcome":"ok"}`
+	operations, err := parse(strings.NewReader(history))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, info := porcupine.CheckOperationsVerbose(volumes, operations, patience)
+	text := obstacle(operations, slices.Concat(info.PartialLinearizationsOperations()...))
+	_, left, _ := strings.Cut(text, "left:")
+	if !strings.Contains(text, `holders then: "n1/a 1 false`) || !strings.HasPrefix(left, "\n  client 2, 3 to 4") {
+		t.Error(text)
 	}
 }
 
