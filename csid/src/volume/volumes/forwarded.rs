@@ -261,13 +261,12 @@ impl Volumes {
         };
         call.rpc.refuse_in_use(&controller).map_err(withheld)?;
         let secrets = self.secrets_of(call).await.map_err(withheld)?;
+        // The plugin may repeat what an earlier call brought, or a mount here. Only a call's own secrets can be cut out of its message.
+        let had_secrets = controller.had_secrets(|| self.shared.rows_tell_of_secrets(plugin)).await;
+        let secrets_forgotten = secrets.is_none() && had_secrets.map_err(withheld)?;
         // A uid of another host is none of this one's. Volumes of the servers are root's here.
-        let context = CallContext {
-            uid: 0,
-            secrets: secrets.as_ref(),
-            secrets_forgotten: false,
-            patience: call.deadline,
-        };
+        let context =
+            CallContext { uid: 0, secrets: secrets.as_ref(), secrets_forgotten, patience: call.deadline };
         match call.rpc.call(&controller, external_id, context).await {
             Ok(ForwardedAnswer::Validated(Err(_))) if call.is_silent => {
                 let why = "the plugin's message is withheld, for it may repeat a context".to_owned();
