@@ -7,10 +7,18 @@
 pub mod ask;
 pub mod automount;
 pub mod backend;
+#[path = "../../server/tests/cluster/certificates.rs"]
+#[allow(clippy::new_without_default, reason = "it makes files")]
+pub mod certificates;
 pub mod clock;
+#[path = "../../server/tests/cluster/site.rs"]
+pub mod cluster;
+pub mod clustered;
 pub mod dbus;
 pub mod dice;
 pub mod elsewhere;
+#[path = "../../etcd/tests/etcd/cluster.rs"]
+pub mod etcd;
 pub mod fault;
 pub mod held;
 pub mod hung;

@@ -7,16 +7,14 @@ use csid::store::{Change, Durability};
 use csid_etcd::{EtcdConfig, EtcdRegistry, Timing};
 use futures_util::FutureExt;
 
+use crate::world::is_set;
+
 /// The endpoint of the member that csid uses in place of its journal.
 pub const ENDPOINT: &str = "CSID_TEST_ETCD";
 
 /// Returns whether csid's registry is on etcd in this run, for a test of the journal's registry alone. Prints why it is skipped then.
 pub fn is_skipped(why: &str) -> bool {
-    let is_used = std::env::var_os(ENDPOINT).is_some();
-    if is_used {
-        eprintln!("skipped with the registry on etcd: {why}");
-    }
-    is_used
+    is_set(ENDPOINT, "with the registry on etcd", why)
 }
 
 /// Returns what opens the registry. Each journal has keys of its own.

@@ -21,6 +21,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::thread::UnshareFlags;
 use tokio::net::UnixDatagram;
 
+use crate::clustered::Servers;
 use crate::held::{self, HeldCalls, SearchBy};
 use crate::hung::Hung;
 use crate::kernel::{self, Loop};
@@ -57,6 +58,8 @@ pub struct World {
     notified: Arc<Mutex<Vec<String>>>,
     /// Boot ids that there were.
     boots: u32,
+    /// What csid is a node of. `None`: csid is alone.
+    servers: Option<Servers>,
 }
 
 /// An excuse of a test for breaches of a CSI rule.
@@ -120,6 +123,15 @@ impl Drop for Time {
 pub fn count(what: &str, number: usize) {
     let test = std::thread::current().name().unwrap_or("?").to_owned();
     let _ = writeln!(std::io::stderr(), "    {test}: {number} {what}");
+}
+
+/// Returns whether a variable of the environment is set, which makes a test's subject missing. Prints why the test is skipped then.
+pub(crate) fn is_set(variable: &str, how: &str, why: &str) -> bool {
+    let is_set = std::env::var_os(variable).is_some();
+    if is_set {
+        eprintln!("skipped {how}: {why}");
+    }
+    is_set
 }
 
 /// Returns the path of a program of this package, as cargo built it for this test run.
@@ -192,7 +204,9 @@ impl World {
         // As systemd leaves a host: mounts are shared.
         mount_change("/", MountPropagationFlags::SHARED | rec)?;
         mount("tmpfs", &dir, "tmpfs", MountFlags::empty(), c"mode=0755")?;
+        let name = dir.file_name().expect("a name").to_string_lossy();
         let world = World {
+            servers: Servers::start(&name),
             dir,
             environment: BTreeMap::new(),
             plugins: BTreeMap::new(),
@@ -225,6 +239,10 @@ impl World {
     /// The text of csid.toml; targets may be below `targets`.
     pub fn configure(&self, more: &str) {
         let text = format!("target-roots = [{:?}]\n{more}", self.path("targets"));
+        let text = match &self.servers {
+            Some(servers) => servers.configuration(&text),
+            None => text,
+        };
         fs::write(self.path("etc/csid.toml"), text).expect("csid.toml");
     }
 
@@ -396,9 +414,12 @@ impl World {
         device
     }
 
-    /// Start csid and wait until it says that it is ready.
+    /// Starts csid and waits until it says that it is ready. As a node of a cluster it has joined, too.
     pub async fn start(&mut self) -> Client {
         self.launch(&[]).await;
+        if self.servers.is_some() {
+            eventually("csid has joined", async || self.status().contains("cluster prod: joined at")).await;
+        }
         self.client().await
     }
 
@@ -714,6 +735,10 @@ impl World {
             now.is_empty()
         })
         .await;
+        if self.servers.is_some() {
+            // A call is answered there before servers have the volume detached.
+            eventually("nothing is attached", async || self.leftovers().is_empty()).await;
+        }
         assert_eq!(self.leftovers(), Vec::<String>::new(), "something is left over");
         let ours = self.dir.to_string_lossy().into_owned();
         let loops = kernel::loops().expect("the loop devices");
@@ -740,6 +765,9 @@ impl Drop for World {
             eprintln!("---- csid's log, the last of {} lines", lines.len());
             for line in lines.iter().skip(lines.len().saturating_sub(LOG_LINES)) {
                 eprintln!("{line}");
+            }
+            if let Some(servers) = &self.servers {
+                eprintln!("{}", servers.logs());
             }
             for (id, plugin) in &mut self.plugins {
                 eprintln!("---- calls of plugin {id}");

@@ -30,13 +30,19 @@ pub struct Member {
 }
 
 impl Cluster {
-    /// Starts members with more arguments, and waits until they have a leader.
-    pub async fn start(members: usize, more: &[&str]) -> Cluster {
+    /// Returns a cluster without members.
+    pub fn none() -> Cluster {
         // etcd syncs each change. On a tmpfs that costs nothing. tests/run removes what a killed test leaves below this name.
         let temporary = std::env::temp_dir();
         let below = Path::new("/dev/shm").join(temporary.file_name().unwrap());
         std::fs::create_dir_all(&below).unwrap();
         let directory = tempfile::Builder::new().prefix("csid-etcd.").tempdir_in(below).unwrap();
+        Cluster { members: Vec::new(), initial: String::new(), directory }
+    }
+
+    /// Starts members with more arguments, and waits until they have a leader.
+    pub async fn start(members: usize, more: &[&str]) -> Cluster {
+        let Cluster { directory, .. } = Cluster::none();
         let addresses: Vec<[SocketAddr; 2]> = (0..members).map(|_| addresses()).collect();
         let initial: Vec<String> =
             (0..).zip(&addresses).map(|(n, [_, peer])| format!("m{n}=http://{peer}")).collect();

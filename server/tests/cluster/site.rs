@@ -288,6 +288,12 @@ impl Site {
     /// Starts etcd of so many members, and servers likewise.
     pub async fn start_on(members: usize, servers: usize, keys: &str) -> Site {
         let etcd = Etcd::start(members, &[]).await;
+        let section = format!("endpoints = {:?}\n{GRANTS}", etcd.endpoints());
+        Site::of(etcd, servers, keys, &section)
+    }
+
+    /// Starts servers. `section`: what their configuration says of etcd, which may be another one, and the grants.
+    pub fn of(etcd: Etcd, servers: usize, keys: &str, section: &str) -> Site {
         let directory = tempfile::Builder::new().prefix("csid-cluster.").tempdir().unwrap();
         let authority = Authority::new();
         let addresses = addresses(servers);
@@ -304,8 +310,7 @@ impl Site {
             let pair = site.authority.issue(&format!("s{n}"), &names, Purpose::Both, 30);
             site.credentials(&format!("s{n}"), "server", &pair);
             let text = format!(
-                "cluster = \"prod\"\nlisten = \"{address}\"\naddress = \"{address}\"\n{keys}\n[etcd]\nendpoints = {:?}\n{GRANTS}",
-                site.etcd.endpoints()
+                "cluster = \"prod\"\nlisten = \"{address}\"\naddress = \"{address}\"\n{keys}\n[etcd]\n{section}"
             );
             fs::write(site.path(&format!("s{n}.toml")), text).unwrap();
         }

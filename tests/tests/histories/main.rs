@@ -3,19 +3,10 @@
 //! repeats the choices of a run. What the processes do with them is not repeated.
 
 mod breaks;
-#[path = "../../../server/tests/cluster/certificates.rs"]
-#[allow(dead_code, reason = "the tests of the servers use more of it")]
-mod certificates;
-#[path = "../../../etcd/tests/etcd/cluster.rs"]
-#[allow(dead_code, reason = "the tests of the registry use more of it")]
-mod etcd;
 mod faults;
 mod history;
 mod host;
 mod load;
-#[path = "../../../server/tests/cluster/site.rs"]
-#[allow(dead_code, reason = "the tests of the servers use more of it")]
-mod site;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -24,6 +15,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use csid_tests::clock::Clock;
+use csid_tests::cluster as site;
 use csid_tests::dice::Dice;
 use csid_tests::world::{World, eventually, within_time, world};
 use rustix::process::Signal;

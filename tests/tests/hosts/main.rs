@@ -1,15 +1,9 @@
 //! csid on the hosts of a cluster, with real servers, etcd and csid-link. Each csid has a world and a plugin of its own, with a witness.
 
-#[path = "../../../server/tests/cluster/certificates.rs"]
-#[allow(dead_code, reason = "the tests of the servers use more of it")]
-mod certificates;
 mod controllers;
 mod creations;
 mod cut_off;
 mod drained;
-#[path = "../../../etcd/tests/etcd/cluster.rs"]
-#[allow(dead_code, reason = "the tests of the registry use more of it")]
-mod etcd;
 mod expansions;
 mod explained;
 mod fenced;
@@ -21,15 +15,13 @@ mod queue;
 mod refused;
 mod restored;
 mod shown;
-#[path = "../../../server/tests/cluster/site.rs"]
-#[allow(dead_code, reason = "the tests of the servers use more of it")]
-mod site;
 mod unheld;
 
 use std::path::Path;
 
 use csid_client::Client;
 use csid_tests::ask::*;
+use csid_tests::cluster as site;
 use csid_tests::world::{World, eventually};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
