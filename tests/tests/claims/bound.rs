@@ -189,6 +189,11 @@ fn mount_being_released_is_not_joined() {
         user.wait().unwrap();
         eventually("it is released", async || claimed(&client).await.is_empty()).await;
 
+        // A node keeps a claim that is released by force until it has unmounted the volume.
+        if clustered::is_used() {
+            w.nothing_left(&client).await;
+            return;
+        }
         // Without its claim, which somebody dropped by force, it is bound by another one.
         mount_registered(&client, "v", "two").await.unwrap();
         let force = ReleaseOptions { force: Some(true), ..ReleaseOptions::default() };

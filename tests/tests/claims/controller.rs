@@ -51,10 +51,21 @@ fn co_rule_35_registration_validates_capabilities() {
         client.register_volume(NAMESPACE, "v", writer("v")).await.unwrap();
         let (kind, error) = refusal(client.register_volume(NAMESPACE, "other-name", writer("v")).await);
         assert_eq!(kind, Kind::AlreadyExists, "one name for one external id");
-        assert_eq!(error.details.volume.as_deref(), Some("v"), "the one that is in the way");
-        assert_eq!(refusal(mount(&client, "job", inline("v")).await).0, Kind::AlreadyExists);
+        // A server's failure has it in its message alone.
+        let named = (!clustered::is_used()).then_some("v");
+        assert_eq!(error.details.volume.as_deref(), named, "the one that is in the way");
+        assert!(error.message.contains("default/v"), "{error}");
+        // No server guards a volume that is mounted without a registration.
+        if !clustered::is_used() {
+            assert_eq!(refusal(mount(&client, "job", inline("v")).await).0, Kind::AlreadyExists);
+        }
         assert!(client.validate_volume(NAMESPACE, "v", Default::default()).await.unwrap().confirmed);
 
+        if clustered::is_used() {
+            let deregistered = client.deregister_volume(NAMESPACE, "v", DeregisterOptions::default()).await;
+            assert_eq!(refusal(deregistered).0, Kind::NotSupported, "an operator does it there");
+            return;
+        }
         claim(&client, "v", "one").await.unwrap();
         let deregister = || client.deregister_volume(NAMESPACE, "v", DeregisterOptions::default());
         let (kind, error) = refusal(deregister().await);
@@ -112,6 +123,9 @@ fn expansion_reaches_node_now_or_with_next_mount() {
 
 #[test]
 fn scheduler_attaches_and_detaches_by_itself() {
+    if clustered::is_skipped("AttachVolume is refused on a node") {
+        return;
+    }
     world(async |w| {
         let client = attaching(w).await;
         let options = || AttachOptions {
@@ -211,7 +225,11 @@ fn hung_controllers_load_goes_to_the_other_one() {
         for volume in ["a", "b", "c", "d"] {
             release(&client, volume, "one").await.unwrap();
         }
-        assert_eq!(w.plugin("p").count("ControllerUnpublishVolume", ""), 4);
+        let detached = |w: &mut World| w.plugin("p").count("ControllerUnpublishVolume", "");
+        if clustered::is_used() {
+            eventually("servers have them detached", async || detached(w) >= 4).await;
+        }
+        assert_eq!(detached(w), 4);
         w.nothing_left(&client).await;
     });
 }
@@ -224,6 +242,11 @@ fn secrets_of_other_calls_are_not_reported() {
         let given = || Some(secrets(&[("password", "c4n4ry-4242")]));
         let options = ClaimOptions { secrets: given(), ..ClaimOptions::default() };
         client.claim(NAMESPACE, "v", "one", options).await.unwrap();
+        if clustered::is_used() {
+            // There the controller gets no secret that a caller brings. So the plugin has it from a mount of this host.
+            let options = MountOptions { secrets: given(), ..MountOptions::default() };
+            client.mount(NAMESPACE, "v", "one", options).await.unwrap();
+        }
         let words = Act::Say(9, "no login with c4n4ry-4242".to_owned());
         w.plugin("p").rules([Rule::always("ControllerExpandVolume", words)]);
         for secrets in [None, given()] {
@@ -240,6 +263,9 @@ fn secrets_of_other_calls_are_not_reported() {
 
 #[test]
 fn co_rule_23_staged_is_not_detached_without_plugin() {
+    if clustered::is_skipped("AttachVolume is refused on a node") {
+        return;
+    }
     world(async |w| {
         let client = attaching(w).await;
         let options = AttachOptions {
@@ -273,6 +299,9 @@ fn co_rule_23_staged_is_not_detached_without_plugin() {
 /// Calls take turns: csid does not deregister a volume during a call that uses it.
 #[test]
 fn deregister_waits_for_the_claim_under_way() {
+    if clustered::is_skipped("an operator deregisters there") {
+        return;
+    }
     world(async |w| {
         let client = attaching(w).await;
         client.register_volume(NAMESPACE, "v", writer("v")).await.unwrap();
@@ -322,6 +351,9 @@ fn deregister_waits_for_the_claim_under_way() {
 /// A registration that changes between a claim's check and its first step is the claim's error.
 #[test]
 fn claim_checks_a_changed_registration_again() {
+    if clustered::is_skipped("an operator deregisters there") {
+        return;
+    }
     world(async |w| {
         let fault = Fault::of(w);
         let client = unattaching(w).await;
@@ -351,6 +383,9 @@ fn claim_checks_a_changed_registration_again() {
 
 #[test]
 fn attach_without_its_secrets_is_not_begun() {
+    if clustered::is_skipped("AttachVolume is refused on a node") {
+        return;
+    }
     world(async |w| {
         let client = attaching(w).await;
         let path = w.path("credentials/csid.default.v");
@@ -380,6 +415,9 @@ fn attach_without_its_secrets_is_not_begun() {
 
 #[test]
 fn plugin_with_attachments_is_not_unregistered() {
+    if clustered::is_skipped("AttachVolume is refused on a node") {
+        return;
+    }
     world(async |w| {
         let fault = Fault::of(w);
         let client = attaching(w).await;
@@ -419,6 +457,9 @@ fn plugin_with_attachments_is_not_unregistered() {
 /// The witness holds a repeated RPC against csid unless the plugin was asked for its capabilities in between.
 #[test]
 fn unimplemented_attach_asks_what_the_plugin_can() {
+    if clustered::is_skipped("AttachVolume is refused on a node") {
+        return;
+    }
     world(async |w| {
         let client = attaching(w).await;
         registered(&client, "v", &[AccessMode::SingleNodeWriter]).await;

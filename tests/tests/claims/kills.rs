@@ -171,7 +171,9 @@ fn failed_detach_is_repeated_after_a_kill() {
         claim(&client, "v", "one").await.unwrap();
         w.plugin("p").rules([Rule::always("ControllerUnpublishVolume", Act::Fail(10))]);
         let short = ReleaseOptions { deadline_usec: Some(200_000), ..ReleaseOptions::default() };
-        client.release(NAMESPACE, "v", "one", short).await.unwrap_err();
+        // Servers have taken it before they have the volume detached.
+        let released = client.release(NAMESPACE, "v", "one", short).await;
+        assert_eq!(released.is_ok(), clustered::is_used(), "{released:?}");
         w.kill();
         let before = w.plugin("p").count("ControllerUnpublishVolume", "v");
         let client = w.start().await;

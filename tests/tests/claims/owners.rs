@@ -60,6 +60,9 @@ fn as_writer(external_id: &str, more: Vec<(&str, Variant<'static>)>) -> Variant<
 
 #[test]
 fn inline_attachment_is_its_callers() {
+    if clustered::is_skipped("AttachVolume is refused on a node") {
+        return;
+    }
     world(async |w| {
         let (client, _bus, polkit, [other]) = on_bus(w, [OTHER]).await;
         polkit.says(Verdict::But("org.csid1.inline"));
@@ -120,6 +123,9 @@ async fn waiting(
 /// A call waits for its turn. Until then its volume may have another owner, or its name another volume.
 #[test]
 fn call_is_authorised_for_its_own_volume() {
+    if clustered::is_skipped("AttachVolume is refused on a node") {
+        return;
+    }
     world(async |w| {
         let (client, _bus, _polkit, [other]) = on_bus(w, [OTHER]).await;
         assert_eq!(answer(&other, "RegisterVolume", "v", vec![as_writer("v", vec![])]).await, "");
@@ -148,6 +154,9 @@ fn call_is_authorised_for_its_own_volume() {
 /// A mount outlives its claim where that is released by force; the consumer's next claim may be another uid's.
 #[test]
 fn reboot_mounts_nothing_under_another_claim() {
+    if clustered::is_skipped("a node claims nothing that it has mounted for a claim that has ended") {
+        return;
+    }
     world(async |w| {
         let (client, _bus, _polkit, [other]) = on_bus(w, [OTHER]).await;
         registered(&client, "v", &[AccessMode::SingleNodeWriter]).await;
@@ -175,6 +184,9 @@ fn reboot_mounts_nothing_under_another_claim() {
 /// The registrar of a volume has fixed its mount options.
 #[test]
 fn mount_only_user_cannot_change_mount_options() {
+    if clustered::is_skipped("root alone registers volumes on a node") {
+        return;
+    }
     world(async |w| {
         let (client, _bus, polkit, [other, member]) = on_bus(w, [OTHER, MEMBER]).await;
         let flags =
@@ -219,6 +231,9 @@ fn mount_only_user_cannot_change_mount_options() {
 /// csid undoes an attach that it never sent to another user's plugin. It needs no secrets for that.
 #[test]
 fn attach_with_forbidden_secrets_leaves_nothing() {
+    if clustered::is_skipped("AttachVolume is refused on a node") {
+        return;
+    }
     world(async |w| {
         let (client, _bus, _polkit, [other]) = on_bus(w, [OTHER]).await;
         let (theirs, plugins) = (w.path("theirs.sock"), w.plugin("p").witnessed_socket());
