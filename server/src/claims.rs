@@ -214,7 +214,8 @@ impl Cluster {
                     "{name}: plugin {plugin} attaches volumes, and no node with the grant controller:{plugin} has reported a \
                      controller that does"
                 );
-                Err(Error::new(Kind::NotSupported, text).into())
+                // Its host may just have begun. The node asks again until its caller's deadline.
+                Err(Error::new(Kind::PluginUnavailable, text).into())
             }
             ClaimNext::Unseen => Err(no_node_id(node, record, &around)),
             _ => Ok(true),
