@@ -196,8 +196,10 @@ impl Client {
     pub async fn watch(&self, key: Vec<u8>, range_end: Vec<u8>, from: u64) -> Result<Watch, EtcdError> {
         let step = "watch keys";
         let mut tries = Tries::new(step, self);
+        // etcd refuses a watch from before the compacted revision, and has no deletions of that revision itself. So the watch begins one earlier.
+        let first = from.saturating_sub(1).max(1);
         let create =
-            WatchCreateRequest { key, range_end, start_revision: i64::try_from(from).unwrap_or(i64::MAX) };
+            WatchCreateRequest { key, range_end, start_revision: i64::try_from(first).unwrap_or(i64::MAX) };
         loop {
             let (at, member) = self.members.current();
             let opened =

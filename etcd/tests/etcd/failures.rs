@@ -213,6 +213,28 @@ async fn compacted_watch_is_listed_again() {
     assert_eq!(sees(later).await, later);
 }
 
+/// etcd has no deletions of the compacted revision any more, and refuses no watch that begins there.
+#[tokio::test]
+async fn deletion_at_the_compaction_is_seen() {
+    let cluster = Cluster::start(1, &[]).await;
+    let proxy = Proxy::start(cluster.members[0].client).await;
+    let (followed, writer) = (registry(vec![proxy.endpoint()]), registry(cluster.endpoints()));
+    let mut index = swap_in(&writer, new(record("data", &["job"]))).await.unwrap();
+    assert_eq!(timeout(LONG, followed.changed(index - 1)).await.expect("a change").unwrap(), index);
+
+    proxy.lose(Losses { connections: true, ..Losses::default() });
+    proxy.cut();
+    let due = change(&writer, "data", |record| record.claims.remove("job")).await.unwrap();
+    Raw::connect(cluster.members[0].endpoint()).await.compact().await;
+    proxy.lose(Losses::default());
+
+    while index < due {
+        index = timeout(LONG, followed.changed(index)).await.expect("a change").unwrap();
+    }
+    let (found, _) = followed.records(RecordFilter::default()).await.unwrap();
+    assert_eq!((found[0].claims.len(), found[0].revision), (0, due));
+}
+
 /// A watch that goes on after its last event misses nothing that came meanwhile.
 #[tokio::test]
 async fn broken_watch_goes_on_where_it_was() {
