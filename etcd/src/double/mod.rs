@@ -142,12 +142,14 @@ impl Double {
 
     /// Returns the keys below a text now.
     pub fn below(&self, prefix: &str) -> Vec<KeyValue> {
-        let mut range_end = prefix.as_bytes().to_vec();
-        if let Some(last) = range_end.last_mut() {
-            *last += 1;
-        }
-        let request = RangeRequest { key: prefix.into(), range_end, ..RangeRequest::default() };
+        let request =
+            RangeRequest { key: prefix.into(), range_end: end_of(prefix), ..RangeRequest::default() };
         self.store().range(&request).map(|found| found.kvs).unwrap_or_default()
+    }
+
+    /// Returns what has changed below a text from a revision on, the changes of each revision together.
+    pub fn events(&self, prefix: &str, from: i64) -> Vec<(i64, Vec<Event>)> {
+        self.store().events(prefix.as_bytes(), &end_of(prefix), from)
     }
 
     pub fn revision(&self) -> i64 {
@@ -177,6 +179,15 @@ impl Double {
             let _ = store.compact(revision);
         });
     }
+}
+
+/// Returns the end of the range of the keys that begin with a text.
+fn end_of(prefix: &str) -> Vec<u8> {
+    let mut end = prefix.as_bytes().to_vec();
+    if let Some(last) = end.last_mut() {
+        *last += 1;
+    }
+    end
 }
 
 /// A connection's end at etcd.
@@ -309,6 +320,8 @@ struct Watching {
     changed: watch::Receiver<i64>,
     /// The first revision whose events are to come.
     next: i64,
+    /// Whether it has looked for events before.
+    goes_on: bool,
     /// Answers that are ready.
     ready: VecDeque<WatchResponse>,
     is_over: bool,
@@ -342,7 +355,11 @@ impl Watching {
                     let compact_revision = store.compacted;
                     return WatchResponse { header, canceled: true, compact_revision, ..Default::default() };
                 }
-                let found = store.events(&self.create.key, &self.create.range_end, self.next);
+                let (key, end) = (&self.create.key, &self.create.range_end);
+                let found = match std::mem::replace(&mut self.goes_on, true) {
+                    true => store.events(key, end, self.next),
+                    false => store.events_left(key, end, self.next),
+                };
                 self.next = self.next.max(store.revision + 1);
                 let answer = |(_, events): (i64, Vec<Event>)| WatchResponse {
                     header,
@@ -385,6 +402,7 @@ impl Watch for Member {
             create,
             changed: self.double.changed.subscribe(),
             next,
+            goes_on: false,
             ready: VecDeque::from([created]),
             is_over: false,
         };

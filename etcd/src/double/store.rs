@@ -43,7 +43,7 @@ pub(super) struct Store {
     pub revision: i64,
     /// The history up to this revision is gone.
     pub compacted: i64,
-    /// The events of each revision.
+    /// The events of each revision, compacted ones too: a watch that keeps up has them before that.
     events: BTreeMap<i64, Vec<Event>>,
     leases: BTreeMap<i64, Lease>,
     next_lease: i64,
@@ -264,11 +264,6 @@ impl Store {
             return Err(Status::out_of_range(FUTURE));
         }
         self.compacted = revision;
-        // Of the revision itself the values are left.
-        self.events = self.events.split_off(&revision);
-        if let Some(events) = self.events.get_mut(&revision) {
-            events.retain(|event| event.r#type() == EventType::Put);
-        }
         for versions in self.keys.values_mut() {
             let last = versions.iter().rposition(|version| version.revision <= revision);
             versions.drain(..last.unwrap_or(0));
@@ -279,7 +274,20 @@ impl Store {
         Ok(())
     }
 
-    /// Returns the events of a range of keys from a revision on, those of each revision together.
+    /// Returns the events of a range of keys from a revision on, those of each revision together. They are what a watch has that begins there: of the
+    /// compacted revision the deletions are gone.
+    pub fn events_left(&self, key: &[u8], end: &[u8], from: i64) -> Vec<(i64, Vec<Event>)> {
+        let is_left = |of: &Event| {
+            let revision = of.kv.as_ref().map_or(0, |kv| kv.mod_revision);
+            of.r#type() == EventType::Put || revision > self.compacted
+        };
+        let mut found = self.events(key, end, from);
+        found.iter_mut().for_each(|(_, events)| events.retain(is_left));
+        found.retain(|(_, events)| !events.is_empty());
+        found
+    }
+
+    /// Does the same for a watch that goes on, and has lost nothing.
     pub fn events(&self, key: &[u8], end: &[u8], from: i64) -> Vec<(i64, Vec<Event>)> {
         let span = Span { key, end };
         let is_in = |event: &&Event| event.kv.as_ref().is_some_and(|kv| span.has(&kv.key));
