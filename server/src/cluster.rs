@@ -14,6 +14,7 @@ use crate::asks::Asks;
 use crate::certificates::Certificates;
 use crate::config::Config;
 use crate::failure::{Result, ServerError};
+use crate::joins::Joins;
 use crate::metrics::Metrics;
 use crate::presence::Presence;
 use crate::rows::{self, MetaRow, Mode, NodeRow, NodeState, PluginRow, Read, Schemas, UsedRow};
@@ -43,6 +44,7 @@ pub struct Cluster {
     pub metrics: Metrics,
     /// The calls of callers that wait for claims.
     pub asks: Asks,
+    pub joins: Joins,
     /// The turns of claims of one volume.
     pub turns: Turns,
     known: Mutex<Known>,
@@ -102,7 +104,7 @@ impl Cluster {
         let metrics = Metrics::default();
         registry.observe(Arc::new(metrics.clone()));
         let (known, writing, others, failures) = Default::default();
-        let (driven, asks, phase) = Default::default();
+        let (driven, asks, joins, phase) = Default::default();
         Cluster {
             config,
             registry,
@@ -112,6 +114,7 @@ impl Cluster {
             certificates,
             metrics,
             asks,
+            joins,
             turns: Turns::default(),
             known,
             phase,

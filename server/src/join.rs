@@ -9,6 +9,7 @@ use csid_etcd::{Expected, Guard, RowKey, Rows, Write, Written};
 
 use crate::cluster::{Cluster, Phase, RESTORED, meta_guard, node_guard};
 use crate::failure::Result;
+use crate::joins::JoinUnderWay;
 use crate::names::NodeNames;
 use crate::presence::Here;
 use crate::rows::{
@@ -68,8 +69,9 @@ impl Cluster {
         if hello.protocol_min > PROTOCOL {
             return Ok(refused("too-new", format!("this server speaks protocol {PROTOCOL}")));
         }
+        let mut under_way = self.joins.begin(&node.name);
         for _ in 0..TRIES {
-            if let Some(joined) = self.try_join(&node.name, hello).await? {
+            if let Some(joined) = self.try_join(&node.name, hello, &mut under_way).await? {
                 return Ok(joined);
             }
         }
@@ -77,7 +79,12 @@ impl Cluster {
     }
 
     /// Returns `None` if a row has changed since it was read.
-    async fn try_join(&self, node: &str, hello: &Hello) -> Result<Option<Joined>> {
+    async fn try_join(
+        &self,
+        node: &str,
+        hello: &Hello,
+        under_way: &mut JoinUnderWay<'_>,
+    ) -> Result<Option<Joined>> {
         let here = self.presence.here()?;
         let meta = self.meta().await?;
         if meta.value.mode == Mode::Restored {
@@ -159,14 +166,17 @@ impl Cluster {
             Write { value: Some(rows::write(&of_node, &row)?), key: of_node, lease: 0 },
             Write { value: Some(rows::write(&of_session, &session)?), key: of_session, lease: here.lease },
         ];
+        let was_open = std::mem::replace(&mut under_way.is_open, true);
         let revision = match self.rows.write(&[guard, meta_guard(&meta), here.guard()], writes).await? {
             Written::Done { revision } => revision,
             Written::Refused(key) => {
+                under_way.is_open = was_open;
                 self.forget(&key);
                 return Ok(None);
             }
             Written::Unknown => return Ok(None),
         };
+        under_way.joins.close(node);
         let joining = Joining { here, revision, phase: Phase::of(&meta) };
         self.node_now(node).await?;
         let welcome = Welcome {
@@ -180,6 +190,7 @@ impl Cluster {
             drain,
             forget,
         };
+        under_way.is_open = false;
         Ok(Some(Joined::Welcome(Box::new(welcome), joining)))
     }
 
@@ -247,6 +258,27 @@ impl Cluster {
         let guard = Guard { key: key.clone(), is: Expected::Revision(joining.revision) };
         let write = Write { key, value: None, lease: 0 };
         self.rows.write(&[guard], vec![write]).await?;
+        Ok(())
+    }
+
+    /// Removes the rows of sessions that have not begun: their joins have ended without an outcome. Such a row would keep out the node's next boot.
+    /// `has_session`: whether a node has a session with this server.
+    pub async fn end_unbegun(&self, has_session: impl Fn(&str) -> bool) -> Result<()> {
+        let here = self.presence.here()?;
+        for node in self.joins.open() {
+            let key = RowKey::Session { node: node.clone(), server: here.id.clone() };
+            let Some(row) = self.rows.read(&key).await? else { continue };
+            // Another join may have written the row meanwhile.
+            if has_session(&node) || !self.joins.open().contains(&node) {
+                continue;
+            }
+            let guard = Guard { key: key.clone(), is: Expected::Revision(row.revision) };
+            let write = Write { key, value: None, lease: 0 };
+            if let Written::Done { .. } = self.rows.write(&[guard], vec![write]).await? {
+                tracing::info!(node, "the row of a session that has not begun was removed");
+                self.joins.close(&node);
+            }
+        }
         Ok(())
     }
 

@@ -9,7 +9,7 @@
 //! `nodes` and `servers` have what operators see of the cluster itself, and change; `fence` ends the claims of a node that is off,
 //! `fence_command` switches it off, and `away` does both after a time. `drain` keeps what a node reports of its drain. `audit` finds what does not fit
 //! in etcd, `status` counts, and `upgrade` raises the version of the values. `recovery` begins and ends a recovery from a backup of etcd, `held`
-//! takes over what nodes hold, `heard` keeps who has said it and what was not taken over, `names` finds names of nodes that two have, and `excluded` knows what nodes have brought back, and waits for an operator. `join` and `sessions` know the nodes that are there. `presence` is this server in
+//! takes over what nodes hold, `heard` keeps who has said it and what was not taken over, `names` finds names of nodes that two have, and `excluded` knows what nodes have brought back, and waits for an operator. `join` and `sessions` know the nodes that are there, and `joins` those whose join has no outcome. `presence` is this server in
 //! etcd. `cluster` has what they share. Decisions 0007 and 0009 say what is built.
 //!
 //! State: in memory the cache of etcd's volumes, rows that were read, and sessions. Always true:
@@ -45,6 +45,7 @@ mod grants;
 mod heard;
 mod held;
 mod join;
+mod joins;
 mod listen;
 mod lists;
 mod metrics;

@@ -402,6 +402,8 @@ pub async fn end_sessions(cluster: Arc<Cluster>, sessions: Arc<Sessions>) {
     let (mut read, mut may) = ((0, Vec::new()), HashMap::new());
     loop {
         tokio::time::sleep(NODES).await;
+        // Without etcd it is tried again.
+        let _ = cluster.end_unbegun(|node| sessions.nodes().iter().any(|(of, _)| of == node)).await;
         let open = sessions.nodes();
         let known = (cluster.registry.nodes_changed(), open.clone());
         if open.is_empty() {
