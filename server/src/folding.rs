@@ -172,12 +172,17 @@ impl Cluster {
                 // Its outcome depends on a try whose outcome nobody has yet.
                 what if part[..at].iter().any(|before| is_in_order(&before.what, what)) => Ok(None),
                 Trying::Claim { wanted, found } => {
-                    self.step_claim(&here, &after, wanted, found.as_ref()).await
+                    let after = &after;
+                    #[cfg(test)]
+                    let after = &broken::before(&record, after);
+                    self.step_claim(&here, after, wanted, found.as_ref()).await
                 }
                 Trying::End(end) => self.step_end(&after, end).await,
             };
             steps.push(step.map(|step| {
                 let step = step?;
+                #[cfg(test)]
+                let step = broken::joined(&record, &after, step);
                 after = step.after;
                 let new = step.guards.into_iter().filter(|guard| !guards.contains(guard)).collect::<Vec<_>>();
                 guards.extend(new);
@@ -185,14 +190,21 @@ impl Cluster {
                 Some(step.awaits)
             }));
         }
+        #[cfg(test)]
+        broken::spoil(&mut guards);
         let has_end = steps.iter().any(|step| matches!(step, Ok(Some(Awaits::End))));
         let has_due = steps.iter().any(|step| matches!(step, Ok(Some(Awaits::Claim { is_due: true }))));
         let has_claim = steps.iter().any(|step| matches!(step, Ok(Some(Awaits::Claim { .. }))));
         let after = if after != record {
+            #[cfg(test)]
+            let hoped = after.clone();
             let put = match has_claim || has_end {
-                true => self.put_granting(&record, after, guards).await?,
-                false => self.put(&record, after, guards).await?,
+                true => self.put_granting(&record, after, guards).await,
+                false => self.put(&record, after, guards).await,
             };
+            #[cfg(test)]
+            let put = broken::hoped(put, hoped);
+            let put = put?;
             match put {
                 Put::Done(after) => {
                     // A caller that has gone away does not wake the driver.
@@ -216,7 +228,10 @@ impl Cluster {
             Some(awaits) => outcome(&after, &of.what, awaits),
             None => Ok(Tried::Changed),
         });
-        Ok(Folded::Done(outcomes.collect()))
+        let outcomes = outcomes.collect();
+        #[cfg(test)]
+        let outcomes = broken::shared(outcomes);
+        Ok(Folded::Done(outcomes))
     }
 
     /// Reads a record. Returns whether it is of the lists, which may be old.
@@ -294,5 +309,103 @@ fn outcome(after: &Record, what: &Trying, awaits: Awaits) -> Result<Tried> {
             None => Ok(Tried::Changed),
         },
         Awaits::End => Ok(Tried::Ended),
+    }
+}
+
+/// Faults of a fold that a scene of the simulation has on purpose. They are compiled for tests alone.
+#[cfg(test)]
+pub mod broken {
+    use std::cell::Cell;
+
+    use csid::store::registry::{Claim, RegistryError};
+    use csid_etcd::Guard;
+
+    use super::*;
+    use crate::wanted::ClaimStep;
+
+    /// A fault of a fold.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum FoldFault {
+        /// The transaction compares no node's row.
+        NodesUncompared,
+        /// The refusal of one try is that of all.
+        OneRefusal,
+        /// Outcomes are given whatever becomes of the transaction.
+        OutcomesUnwritten,
+        /// Each try steps over the record of before the fold.
+        SameRecord,
+        /// A claim does not look at those that wait in the queue.
+        QueuePassed,
+    }
+
+    thread_local! {
+        static FAULT: Cell<Option<FoldFault>> = const { Cell::new(None) };
+    }
+
+    /// Has folds of this thread a fault. `None`: they have none.
+    pub fn begin(fault: Option<FoldFault>) {
+        FAULT.set(fault);
+    }
+
+    fn has(fault: FoldFault) -> bool {
+        FAULT.get() == Some(fault)
+    }
+
+    fn new_claims<'a>(record: &'a Record, after: &'a Record) -> impl Iterator<Item = &'a Claim> {
+        after.claims.iter().filter(|claim| record.claim_at(&claim.consumer, &claim.node).is_none())
+    }
+
+    /// Returns the record that a claim steps over. `record`: of before the fold. `after`: what the tries before it have left.
+    pub(super) fn before(record: &Record, after: &Record) -> Record {
+        let mut before = after.clone();
+        if has(FoldFault::SameRecord) {
+            for claim in new_claims(record, after) {
+                before.claims.remove_at(&claim.consumer, &claim.node);
+            }
+            before.attachments.retain(|at| record.attachment(&at.node).is_some());
+        }
+        if has(FoldFault::QueuePassed) {
+            before.queue.clear();
+        }
+        before
+    }
+
+    /// Returns the step of a claim with what it was not shown: the claims that the tries before it have made, and the queue.
+    pub(super) fn joined<'a>(record: &Record, after: &Record, mut step: ClaimStep<'a>) -> ClaimStep<'a> {
+        if has(FoldFault::SameRecord) && !matches!(step.awaits, Awaits::End) {
+            new_claims(record, after).for_each(|claim| step.after.claims.insert(claim.clone()));
+            let made = after.attachments.iter().filter(|at| record.attachment(&at.node).is_none());
+            let made = made.cloned().collect::<Vec<_>>();
+            step.after.attachments.retain(|at| made.iter().all(|of| of.node != at.node));
+            step.after.attachments.extend(made);
+        }
+        if has(FoldFault::QueuePassed) && matches!(step.awaits, Awaits::Claim { .. }) {
+            step.after.queue.clone_from(&after.queue);
+        }
+        step
+    }
+
+    pub(super) fn spoil(guards: &mut Vec<Guard>) {
+        if has(FoldFault::NodesUncompared) {
+            guards.retain(|guard| !matches!(guard.key, RowKey::Node(_)));
+        }
+    }
+
+    /// Returns what a transaction is taken for. `after`: what it was to write.
+    pub(super) fn hoped(put: Result<Put, RegistryError>, after: Record) -> Result<Put, RegistryError> {
+        match put {
+            put if !has(FoldFault::OutcomesUnwritten) => put,
+            Ok(Put::Done(after)) => Ok(Put::Done(after)),
+            Ok(Put::Stale | Put::Refused(_)) | Err(_) => Ok(Put::Done(after.into())),
+        }
+    }
+
+    /// Gives all tries the refusal of the first that has one.
+    pub(super) fn shared(mut outcomes: Vec<Result<Tried>>) -> Vec<Result<Tried>> {
+        let refusal = outcomes.iter().find_map(|outcome| outcome.as_ref().err().cloned());
+        if let Some(refusal) = refusal.filter(|_| has(FoldFault::OneRefusal)) {
+            outcomes.iter_mut().for_each(|outcome| *outcome = Err(refusal.clone()));
+        }
+        outcomes
     }
 }

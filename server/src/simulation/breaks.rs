@@ -1,5 +1,7 @@
 //! Faults of the product that a scene may have on purpose.
 
+use crate::folding::broken;
+
 /// A fault of the product that a scene has on purpose. The judge has to see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Break {
@@ -13,4 +15,6 @@ pub enum Break {
     StaleCalls,
     /// A plugin goes on after its deadline: as a takeover that does not wait.
     SlowPlugin,
+    /// Claims that share a transaction.
+    Fold(broken::FoldFault),
 }

@@ -41,10 +41,13 @@ pub enum Fault {
     PluginNotSent,
     Folded,
     KilledInFold,
+    Queued,
+    QueueGranted,
+    Outrun,
 }
 
 /// What each kind is, in their order.
-const WORDS: [&str; Fault::KilledInFold as usize + 1] = [
+const WORDS: [&str; Fault::Outrun as usize + 1] = [
     "etcd refuses a call",
     "a call to etcd is lost",
     "etcd does a call and says that it failed",
@@ -80,6 +83,9 @@ const WORDS: [&str; Fault::KilledInFold as usize + 1] = [
     "a plugin is not sent a call",
     "claims share a transaction",
     "a server is killed while claims share a transaction",
+    "a claim waits in the queue",
+    "a claim of the queue is granted",
+    "a claim is refused because of one that came meanwhile",
 ];
 
 /// How often each kind has occurred.

@@ -29,10 +29,12 @@ use tonic::{Request, Response, Status, Streaming};
 use super::breaks::Break;
 use super::dice::Dice;
 use super::faults::Fault;
+use super::history::RefusedClaim;
+use super::modes::{access_mode, is_single};
 use super::network::{Network, Place};
 use super::orders::{CallOrders, NoTurn};
 use super::server::{CLUSTER, Running, identity};
-use super::world::{Ending, World, is_single};
+use super::world::{Ending, World};
 
 /// How long csid waits for an answer, and for a Welcome.
 const CALL: Duration = Duration::from_secs(10);
@@ -45,6 +47,10 @@ const EVERY: Duration = Duration::from_secs(60);
 
 /// The time between two claims of a crowd.
 const GATHER: Duration = Duration::from_secs(2);
+/// What the names of those of a crowd end with that wait in the queue.
+const WAITING: [char; 2] = ['1', '3'];
+/// How long they wait there, in milliseconds.
+const QUEUE: u64 = 20_000;
 
 /// The servers, by their places. `None`: it does not run.
 pub type Servers = Arc<Mutex<Vec<Option<Arc<Running>>>>>;
@@ -127,16 +133,40 @@ impl HeldOff {
 enum Failed {
     /// A server may have done it.
     Unknown,
-    /// The kind of the error.
-    Refused(String),
+    Refused(Failure),
 }
 
 fn failed(status: &Status) -> Failed {
     let trailer = status.metadata().get_bin(TRAILER).and_then(|value| value.to_bytes().ok());
-    let kind = trailer.and_then(|bytes| Failure::decode(bytes).ok()).map(|failure| failure.kind);
-    match kind.as_deref() {
-        None | Some("Unavailable" | "TimedOut") => Failed::Unknown,
-        Some(kind) => Failed::Refused(kind.to_owned()),
+    match trailer.and_then(|bytes| Failure::decode(bytes).ok()) {
+        Some(failure) if !["Unavailable", "TimedOut"].contains(&failure.kind.as_str()) => {
+            Failed::Refused(failure)
+        }
+        _ => Failed::Unknown,
+    }
+}
+
+/// Judges a server's answer to a call for a claim. `since`: etcd's revision when the call began. `messages`: those of the call that were not
+/// refused, with this one.
+fn judge(
+    world: &World,
+    identity: &Identity,
+    ask: &ClaimAsk,
+    since: i64,
+    messages: &AtomicUsize,
+    answer: &Result<Response<Granted>, Status>,
+) {
+    let ClaimAsk { volume, consumer, call, .. } = ask;
+    match answer.as_ref().map_err(failed) {
+        // The grant may not reach the caller, who asks again.
+        Ok(granted) => world.answered(volume, &granted.get_ref().claim),
+        Err(Failed::Refused(failure)) => {
+            // What waits may be granted while the refusal is on its way.
+            let is_only = messages.fetch_sub(1, Ordering::Relaxed) == 1 && ask.queue_ms == 0;
+            let (node, call) = (identity.name.as_str(), format!("{identity}/{call}"));
+            world.refused(&RefusedClaim { volume, node, consumer, call, since, is_only }, &failure);
+        }
+        Err(Failed::Unknown) => {}
     }
 }
 
@@ -542,7 +572,8 @@ impl Host {
         }
         let deadline = Instant::now() + self.dice.time(2_000, 40_000);
         let (volume, consumer) = of.clone();
-        let access_mode = if is_single(&volume) { "single-node-writer" } else { "multi-node-multi-writer" };
+        // Of a crowd some wait in the queue.
+        let waits = is_single(&volume) && consumer.ends_with(WAITING);
         let ask = ClaimAsk {
             call: row.call.clone(),
             volume: volume.clone(),
@@ -550,29 +581,42 @@ impl Host {
             uid: 1000,
             r#use: Some(Use {
                 mode: "write".into(),
-                access_mode: access_mode.into(),
+                access_mode: access_mode(&volume).into(),
                 attachment_mode: "file-system".into(),
             }),
             boot: self.boot_name(),
+            queue_ms: if waits { QUEUE } else { 0 },
             ..ClaimAsk::default()
         };
         // What was granted in an earlier boot is there, whatever is answered now.
-        let mut may_be_there = !row.claim.is_empty();
+        let mut may_be_there = !row.claim.is_empty() || waits;
+        // Messages of the call that servers have not refused.
+        let messages = Arc::new(AtomicUsize::new(0));
         let granted = loop {
             if Instant::now() >= deadline {
                 return self.set(of, State::Owed);
             }
             let (asked, identity) = (ask.clone(), self.identity());
+            let (world, messages, since) = (self.world.clone(), messages.clone(), self.world.revision());
             let claimed = self.ask(move |server| {
-                let mut request = Request::new(asked.clone());
-                request.extensions_mut().insert(identity.clone());
-                async move { server.service.claim(request).await }.boxed()
+                let (asked, identity) = (asked.clone(), identity.clone());
+                let (world, messages) = (world.clone(), messages.clone());
+                async move {
+                    messages.fetch_add(1, Ordering::Relaxed);
+                    let mut request = Request::new(asked.clone());
+                    request.extensions_mut().insert(identity.clone());
+                    let answer = server.service.claim(request).await;
+                    judge(&world, &identity, &asked, since, &messages, &answer);
+                    answer
+                }
+                .boxed()
             });
             match claimed.await {
                 Ok(granted) => break granted,
                 Err(Failed::Unknown) => may_be_there = true,
-                Err(Failed::Refused(kind)) => {
-                    let is_given_up = match kind.as_str() {
+                Err(Failed::Refused(failure)) => {
+                    let is_given_up = match failure.kind.as_str() {
+                        _ if failure.queued => false,
                         "ClaimConflict" | "PluginError" => self.dice.once_in(3),
                         _ => false,
                     };

@@ -17,10 +17,12 @@ use tonic::Request;
 use super::breaks::Break;
 use super::dice::Dice;
 use super::faults::{Fault, Faults};
+use super::modes::{access_mode, is_single};
 use super::network::{Network, Place};
 use super::node::{Host, Parts, Servers};
 use super::server::{self, CLUSTER, Running, identity};
-use super::world::{World, is_single};
+use super::world::World;
+use crate::folding::broken;
 use crate::random::seeded;
 use crate::rows::{self, MetaRow, SCHEMAS};
 
@@ -57,6 +59,10 @@ impl fmt::Display for Outcome {
 /// Plays the scene of a seed. `keeps_log`: the outcome has what happened.
 pub fn play(seed: u64, is_broken: Option<Break>, keeps_log: bool) -> Outcome {
     seeded::begin(Some(seed));
+    broken::begin(match is_broken {
+        Some(Break::Fold(fault)) => Some(fault),
+        _ => None,
+    });
     let mut builder = tokio::runtime::Builder::new_current_thread();
     builder.enable_time().start_paused(true);
     // Without it tokio chooses the order of some wakes by itself, and the seed does not repeat the scene.
@@ -72,6 +78,7 @@ pub fn play(seed: u64, is_broken: Option<Break>, keeps_log: bool) -> Outcome {
         Outcome { violation: world.violation(), log: world.log(), faults, grants, calls, took }
     });
     seeded::begin(None);
+    broken::begin(None);
     outcome
 }
 
@@ -111,13 +118,14 @@ impl Scene {
         init(&double).await;
         let seen = Arc::new(Faults::default());
         let network = Arc::new(Network::new(dice.clone(), seen.clone()));
-        let world = World::new(dice.clone(), seen, is_broken == Some(Break::SlowPlugin), keeps_log);
+        let world =
+            World::new(double.clone(), dice.clone(), seen, is_broken == Some(Break::SlowPlugin), keeps_log);
         let count = 2 + usize::from(dice.once_in(4));
         let servers = (0..count).map(|n| Some(server::start(&double, &network, n))).collect();
         let servers: Servers = Arc::new(Mutex::new(servers));
         // Plugin p attaches its volumes, and q, which has the plain ones, does not.
         let has_slow_plugin = is_broken == Some(Break::SlowPlugin);
-        let volumes: Vec<String> = match dice.roll(6) {
+        let mut volumes: Vec<String> = match dice.roll(6) {
             0 | 3 if has_slow_plugin => vec!["data".into()],
             0 => vec!["plain".into()],
             1 => vec!["data".into(), "plain".into()],
@@ -125,7 +133,10 @@ impl Scene {
             3 => vec!["shared-plain".into()],
             _ => vec!["data".into()],
         };
-        let has_crowd = !is_single(&volumes[0]) && dice.once_in(4) && !has_slow_plugin;
+        let has_crowd = dice.once_in(if is_single(&volumes[0]) { 10 } else { 4 }) && !has_slow_plugin;
+        if has_crowd && is_single(&volumes[0]) && dice.once_in(2) {
+            volumes[0] = if volumes[0] == "plain" { "team-plain" } else { "team" }.into();
+        }
         let parts =
             || Parts { network: network.clone(), servers: servers.clone(), world: world.clone(), is_broken };
         let mut uses: Vec<(String, String)> =
@@ -154,10 +165,8 @@ impl Scene {
         let mut presence = server.service.cluster.presence.subscribe();
         presence.wait_for(Option::is_some).await.unwrap();
         for volume in &self.volumes {
-            let access_mode =
-                if is_single(volume) { "single-node-writer" } else { "multi-node-multi-writer" };
             let capability =
-                Capability { access_mode: access_mode.into(), attachment_mode: "file-system".into() };
+                Capability { access_mode: access_mode(volume).into(), attachment_mode: "file-system".into() };
             let register = Register {
                 volume: volume.clone(),
                 plugin: if volume.ends_with("plain") { "q".into() } else { "p".into() },
@@ -196,7 +205,7 @@ impl Scene {
             while Instant::now() < next {
                 sleep((look.min(next)).saturating_duration_since(Instant::now())).await;
                 if Instant::now() >= look {
-                    self.world.compare(&self.double);
+                    self.world.compare();
                     look = Instant::now() + LOOK;
                 }
             }
@@ -415,12 +424,12 @@ impl Scene {
             if self.world.violation().is_some() {
                 return;
             }
-            self.world.compare(&self.double);
+            self.world.compare();
             let restless = match self.nodes.iter().find(|node| !node.is_empty()) {
                 Some(node) => Some(format!("the journal of {}: {}", node.name, node.shown())),
                 None => {
                     self.end_late_claims();
-                    self.world.restless(&self.double)
+                    self.world.restless()
                 }
             };
             let Some(restless) = restless else { return };

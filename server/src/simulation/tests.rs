@@ -101,6 +101,15 @@ fn cluster_keeps_its_rules_under_all_seeds() {
 #[test]
 fn each_break_is_seen() {
     let mut breaks = vec![Break::EarlyDetached, Break::ForcedRelease, Break::NoCompare, Break::StaleCalls];
+    use crate::folding::broken::FoldFault;
+    let of_fold = [
+        FoldFault::NodesUncompared,
+        FoldFault::OneRefusal,
+        FoldFault::OutcomesUnwritten,
+        FoldFault::SameRecord,
+        FoldFault::QueuePassed,
+    ];
+    breaks.extend(of_fold.map(Break::Fold));
     // It needs a lost host and a second one, so it takes a program that is optimised: tests/simulation.
     if cfg!(tokio_unstable) {
         breaks.push(Break::SlowPlugin);

@@ -4,20 +4,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use csi_proto::cluster::v1::Failure;
 use csid_etcd::double::Double;
 use tokio::time::Instant;
 
 use super::dice::Dice;
 use super::faults::{Fault, Faults};
+use super::history::{History, RefusedClaim};
+use super::modes::{is_shared, is_single};
 use super::server::CONTROLLER;
 
 /// A node's hold of a volume: the volume, the node and the consumer.
 type Hold = (String, String, String);
-
-/// Returns whether one node at a time may have a volume.
-pub fn is_single(volume: &str) -> bool {
-    !volume.starts_with("shared")
-}
 
 /// How a plugin ended a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,6 +55,8 @@ struct Storage {
 #[derive(Clone)]
 pub struct World {
     storage: Arc<Mutex<Storage>>,
+    double: Double,
+    history: Arc<Mutex<History>>,
     dice: Dice,
     seen: Arc<Faults>,
     is_shown: bool,
@@ -67,10 +67,11 @@ pub struct World {
 }
 
 impl World {
-    pub fn new(dice: Dice, seen: Arc<Faults>, is_slow: bool, keeps_log: bool) -> World {
+    pub fn new(double: Double, dice: Dice, seen: Arc<Faults>, is_slow: bool, keeps_log: bool) -> World {
         let is_shown = std::env::var_os("CSID_SIM_LOG").is_some();
         let storage = Storage { begun: Some(Instant::now()), ..Storage::default() };
-        World { storage: Arc::new(Mutex::new(storage)), dice, seen, is_shown, keeps_log, is_slow }
+        let (storage, history) = (Arc::new(Mutex::new(storage)), Arc::new(Mutex::new(History::new())));
+        World { storage, double, history, dice, seen, is_shown, keeps_log, is_slow }
     }
 
     fn lock(&self) -> MutexGuard<'_, Storage> {
@@ -111,6 +112,35 @@ impl World {
         (storage.grants, storage.calls)
     }
 
+    /// Returns etcd's revision.
+    pub fn revision(&self) -> i64 {
+        self.double.revision()
+    }
+
+    /// Judges what has changed in etcd.
+    pub fn follow(&self) {
+        self.judge(|_| None);
+    }
+
+    /// Judges what has changed in etcd, and something that depends on it.
+    fn judge(&self, what: impl FnOnce(&History) -> Option<String>) {
+        let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut broken = history.follow(&self.double, &self.seen);
+        broken.extend(what(&history));
+        drop(history);
+        broken.into_iter().for_each(|text| self.fail(text));
+    }
+
+    /// Judges a grant when its server gives it to the caller.
+    pub fn answered(&self, volume: &str, claim: &str) {
+        self.judge(|history| history.judge_grant(volume, claim));
+    }
+
+    /// Judges a refusal when its server gives it to the caller.
+    pub fn refused(&self, of: &RefusedClaim<'_>, failure: &Failure) {
+        self.judge(|history| history.judge_refusal(of, failure, &self.seen));
+    }
+
     /// Says that a node has written a grant into its journal.
     pub fn granted(&self, hold: &Hold, claim: &str) {
         let mut storage = self.lock();
@@ -123,7 +153,9 @@ impl World {
         self.note(|| format!("{hold:?} mounts {device:?}"));
         let (volume, node, _) = hold;
         let mut storage = self.lock();
-        let other = storage.mounted.iter().find(|(of, at, _)| of == volume && at != node).cloned();
+        let is_other =
+            |other: &&Hold| other.0 == *volume && *other != hold && (other.1 != *node || !is_shared(volume));
+        let other = storage.mounted.iter().find(is_other).cloned();
         let at = storage.attached.get(volume).and_then(|at| at.get(node)).cloned();
         storage.mounted.insert(hold.clone());
         drop(storage);
@@ -268,7 +300,9 @@ impl World {
     }
 
     /// Compares what nodes were granted with what etcd has.
-    pub fn compare(&self, double: &Double) {
+    pub fn compare(&self) {
+        self.follow();
+        let double = &self.double;
         let claims = double.below("/csid/v1/vol/default/").into_iter();
         let claims = claims.filter(|kv| String::from_utf8_lossy(&kv.key).contains("/claim/"));
         let mut created = BTreeSet::new();
@@ -291,10 +325,11 @@ impl World {
     }
 
     /// Returns what is not at rest. `None`: all is.
-    pub fn restless(&self, double: &Double) -> Option<String> {
-        for kv in double.below("/csid/v1/vol/") {
+    pub fn restless(&self) -> Option<String> {
+        for kv in self.double.below("/csid/v1/vol/") {
             let (key, value) = (String::from_utf8_lossy(&kv.key), String::from_utf8_lossy(&kv.value));
-            if key.contains("/claim/") || key.contains("/at/") || value.contains("\"driver\"") {
+            let is_used = ["/claim/", "/at/", "/queue/"].iter().any(|part| key.contains(part));
+            if is_used || value.contains("\"driver\"") {
                 return Some(format!("etcd has {key}: {value}"));
             }
         }
