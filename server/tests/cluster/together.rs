@@ -10,6 +10,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tonic::transport::Channel;
 
+use crate::attach::{Controller, row, user};
 use crate::site::{Raw, Refusal, Session, Site, ask, eventually};
 
 const SERVERS: usize = 3;
@@ -101,15 +102,20 @@ impl Crowd {
 
 /// Returns how many transactions etcd has been asked for, with those whose comparison failed.
 pub async fn transactions(site: &Site) -> u64 {
+    handled(site, "Txn").await
+}
+
+/// Returns how many calls of a method etcd has been asked for.
+async fn handled(site: &Site, method: &str) -> u64 {
     let mut stream = TcpStream::connect(site.etcd.members[0].client).await.unwrap();
     stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").await.unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).await.unwrap();
-    let is_one =
-        |line: &&str| line.starts_with("grpc_server_handled_total{") && line.contains("grpc_method=\"Txn\"");
+    let of_method = format!("grpc_method=\"{method}\"");
+    let is_one = |line: &&str| line.starts_with("grpc_server_handled_total{") && line.contains(&of_method);
     let counts = text.lines().filter(is_one).map(|line| line.rsplit_once(' ').unwrap().1);
     let counts: Vec<u64> = counts.map(|count| count.parse::<f64>().unwrap() as u64).collect();
-    assert!(!counts.is_empty(), "etcd counts no transactions: {text}");
+    assert!(!counts.is_empty(), "etcd counts no calls of {method}: {text}");
     counts.iter().sum()
 }
 
@@ -308,4 +314,29 @@ async fn claims_of_a_volume_end_in_few_transactions() {
     // They come once more, and end nothing.
     end_all().await;
     assert_eq!(raw.below("/csid/v1/vol/default/shared/claim/").await.len(), written.len());
+}
+
+/// One caller claims a volume whose controller answers at once. The least of many rounds has nothing of the servers' beats.
+#[tokio::test]
+async fn attach_for_one_caller_has_its_cost() {
+    let site = Site::start(SERVERS).await;
+    site.register("data", ONE).await;
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    let (n1, _session) = user(&site, "n1", 0).await;
+    let mut client = n1.client(0);
+    let mut counted = Vec::new();
+    for round in 0..20 {
+        let ask = ClaimAsk { call: format!("call {round}"), ..n1.ask("data", "web") };
+        let before = (handled(&site, "Txn").await, handled(&site, "Range").await);
+        let (granted, _) = tokio::join!(client.claim(ask), controller.publish());
+        let after = (handled(&site, "Txn").await, handled(&site, "Range").await);
+        counted.push((after.0 - before.0, after.1 - before.1));
+        n1.detached(0, "data", &granted.unwrap().into_inner().claim).await.unwrap();
+        controller.unpublish().await;
+        eventually("the claim is free", async || row(&site, "vol/default/data/claim").await.is_empty()).await;
+    }
+    println!("transactions and reads of each attach: {counted:?}");
+    let (transactions, reads) = counted.into_iter().min().unwrap();
+    assert_eq!(transactions, 4);
+    assert!((4..=5).contains(&reads), "{reads} reads");
 }
