@@ -117,6 +117,7 @@ impl Change {
         for guard in guards {
             txn.compare.push(guard.compare(keys));
             txn.failure.push(get(keys.row(&guard.key)));
+            txn.success.extend(guard.write(keys));
         }
         for write in writes {
             txn.success.push(operation(keys, write)?);

@@ -16,7 +16,7 @@ pub(crate) struct Keys {
     root: String,
 }
 
-/// A key that is not a volume's.
+/// A key that is not a volume's, or the head of a volume that another volume's change depends on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum RowKey {
     /// The cluster's own row.
@@ -40,6 +40,8 @@ pub enum RowKey {
     Report(String),
     /// What a node has said after a restore of etcd.
     Heard(String),
+    /// The head of a volume's record. It is in no list of rows.
+    Volume(VolumeName),
 }
 
 /// Rows that are read together.
@@ -122,6 +124,7 @@ impl Keys {
             RowKey::Used { node, plugin } => format!("used/{}/{}", segment(node), segment(plugin)),
             RowKey::Report(node) => format!("report/{}", segment(node)),
             RowKey::Heard(node) => format!("heard/{}", segment(node)),
+            RowKey::Volume(name) => return self.part(name, &Part::Head),
         };
         format!("{}{below}", self.root).into_bytes()
     }

@@ -23,6 +23,12 @@ pub(crate) fn put(key: Vec<u8>, value: Vec<u8>) -> RequestOp {
     RequestOp { request: Some(Request::RequestPut(PutRequest { key, value, ..PutRequest::default() })) }
 }
 
+/// Writes a key with the value that it has.
+pub(crate) fn touch(key: Vec<u8>) -> RequestOp {
+    let touch = PutRequest { key, ignore_value: true, ..PutRequest::default() };
+    RequestOp { request: Some(Request::RequestPut(touch)) }
+}
+
 pub(crate) fn delete(key: Vec<u8>) -> RequestOp {
     delete_range(key, Vec::new())
 }

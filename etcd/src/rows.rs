@@ -87,6 +87,7 @@ impl RowStore {
         for guard in guards {
             txn.compare.push(guard.compare(&self.keys));
             txn.failure.push(get(self.keys.row(&guard.key)));
+            txn.success.extend(guard.write(&self.keys));
         }
         for write in &writes {
             txn.success.push(operation(&self.keys, write)?);
@@ -127,7 +128,7 @@ pub(crate) fn operation(keys: &Keys, Write { key, value, lease }: &Write) -> Res
     check(|| format!("the row {key:?}"), value.as_ref().map_or(0, Vec::len), "bytes", limits::ROW)?;
     Ok(match value {
         Some(value) => {
-            let put = PutRequest { key: bytes, value: value.clone(), lease: *lease };
+            let put = PutRequest { key: bytes, value: value.clone(), lease: *lease, ..PutRequest::default() };
             RequestOp { request: Some(Request::RequestPut(put)) }
         }
         None => delete(bytes),

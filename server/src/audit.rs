@@ -151,6 +151,8 @@ impl Seen {
                 }
                 Err(_) => false,
             },
+            // The walk has volumes apart from rows.
+            RowKey::Volume(_) => true,
         };
         if !is_readable {
             self.unreadable(name);

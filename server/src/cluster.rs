@@ -410,7 +410,11 @@ impl Cluster {
             RowKey::Used { node, plugin } => {
                 self.known().used.remove(&(node.clone(), plugin.clone()));
             }
-            RowKey::Server(_) | RowKey::Session { .. } | RowKey::Report(_) | RowKey::Heard(_) => {}
+            RowKey::Server(_)
+            | RowKey::Session { .. }
+            | RowKey::Report(_)
+            | RowKey::Heard(_)
+            | RowKey::Volume(_) => {}
         }
     }
 }

@@ -132,12 +132,14 @@ impl Store {
         check(request)?;
         let succeeded = !self.compares || request.compare.iter().all(|compare| self.holds(compare));
         let operations = if succeeded { &request.success } else { &request.failure };
-        let lacks_lease = |operation: &RequestOp| match &operation.request {
-            Some(Request::RequestPut(put)) => put.lease != 0 && !self.leases.contains_key(&put.lease),
-            _ => false,
-        };
-        if operations.iter().any(lacks_lease) {
-            return Err(Status::not_found(NO_LEASE));
+        for operation in operations {
+            let Some(Request::RequestPut(put)) = &operation.request else { continue };
+            if put.ignore_value && self.value(&put.key).is_none() {
+                return Err(Status::invalid_argument("etcdserver: key not found"));
+            }
+            if put.lease != 0 && !self.leases.contains_key(&put.lease) {
+                return Err(Status::not_found(NO_LEASE));
+            }
         }
         for operation in operations {
             match &operation.request {
@@ -217,13 +219,19 @@ impl Store {
         }
     }
 
+    /// Returns the present value of a key.
+    fn value(&self, key: &[u8]) -> Option<&Vec<u8>> {
+        self.keys.get(key)?.last()?.value.as_ref()
+    }
+
     fn put(&mut self, put: &PutRequest, revision: i64) -> Event {
+        let present = put.ignore_value.then(|| self.value(&put.key).cloned()).flatten();
+        let value = present.unwrap_or_else(|| put.value.clone());
         let versions = self.keys.entry(put.key.clone()).or_default();
         let present = versions.last().filter(|version| version.value.is_some());
         let (create, version, lease) =
             present.map_or((revision, 1, 0), |present| (present.create, present.version + 1, present.lease));
-        let value = Some(put.value.clone());
-        versions.push(Version { revision, create, version, value, lease: put.lease });
+        versions.push(Version { revision, create, version, value: Some(value.clone()), lease: put.lease });
         if let Some(lease) = self.leases.get_mut(&lease) {
             lease.keys.remove(&put.key);
         }
@@ -235,7 +243,7 @@ impl Store {
             create_revision: create,
             mod_revision: revision,
             version,
-            value: put.value.clone(),
+            value,
             lease: put.lease,
         };
         Event { r#type: EventType::Put.into(), kv: Some(kv) }

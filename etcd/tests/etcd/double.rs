@@ -77,7 +77,11 @@ impl Dice {
             }
             _ => {
                 let lease = if self.roll(3) == 0 { 1 + self.roll(4) as i64 } else { 0 };
-                Operation::RequestPut(PutRequest { key: self.key(), value: vec![self.roll(5) as u8], lease })
+                let (key, value) = (self.key(), self.roll(5) as u8);
+                Operation::RequestPut(match value {
+                    0 => PutRequest { key, ignore_value: true, lease, ..PutRequest::default() },
+                    _ => PutRequest { key, value: vec![value], lease, ..PutRequest::default() },
+                })
             }
         };
         RequestOp { request: Some(request) }
@@ -237,7 +241,7 @@ async fn double_answers_random_requests_as_etcd_does() {
                 let key = Vec::from(dice.of(&["a", "b", "c"]));
                 let from = (now - 15 + dice.roll(20) as i64).max(1);
                 let create = WatchCreateRequest { key, range_end: vec![0], start_revision: from };
-                let last = PutRequest { key: "z".into(), value: Vec::new(), lease: 0 };
+                let last = PutRequest { key: "z".into(), ..PutRequest::default() };
                 let last = RequestOp { request: Some(Operation::RequestPut(last)) };
                 // A watch from a later revision on awaits it.
                 for _ in 0..6 {

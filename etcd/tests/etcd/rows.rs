@@ -195,3 +195,31 @@ async fn lease_that_nothing_renews_ends() {
     }
     assert!(!rows.keep_lease(lease).await.unwrap());
 }
+
+/// The change of another record writes a record's head again. So a change that was read before is not made, and the record is the same.
+#[tokio::test]
+async fn touched_record_refuses_an_earlier_change() {
+    let cluster = Cluster::start(1, &[]).await;
+    let registry = registry(cluster.endpoints());
+    swap_in(&registry, new(record("data", &[]))).await.unwrap();
+    let read = registry.record(name("data")).await.unwrap();
+    let key = RowKey::Volume(name("data"));
+    let guard = |revision: u64| vec![Guard { key: key.clone(), is: Expected::Touched(revision) }];
+    let made = registry.swap_guarded(new(record("copy", &[])), guard(read.revision)).await.unwrap();
+    let touched = registry.record(name("data")).await.unwrap();
+    assert_eq!(made, Swapped::Done(touched.revision));
+    assert!(touched.revision > read.revision);
+    assert!(registry.listed(&name("data")).await.unwrap().0 == Some(touched.clone()));
+    assert!(csid::store::registry::Record { revision: read.revision, ..touched.clone() } == read);
+    let mut after = read.clone();
+    after.claims.insert(claim("job", "n1"));
+    let stale = registry.swap_guarded(swap(&read, after), Vec::new()).await;
+    assert!(matches!(stale, Err(RegistryError::Conflict(Conflict::Stale))), "{stale:?}");
+    let refused = registry.swap_guarded(new(record("other", &[])), guard(read.revision)).await.unwrap();
+    assert_eq!(refused, Swapped::Refused(vec![key.clone()]));
+    let none = csid::store::registry::Record::none(name("data"));
+    swap_in(&registry, swap(&touched, none)).await.unwrap();
+    let refused = registry.swap_guarded(new(record("other", &[])), guard(touched.revision)).await.unwrap();
+    assert_eq!(refused, Swapped::Refused(vec![key]));
+    assert!(registry.record(name("other")).await.unwrap().is_empty());
+}

@@ -68,7 +68,7 @@ impl Raw {
     }
 
     pub async fn put(&mut self, key: &str, value: impl AsRef<[u8]>) {
-        let put = PutRequest { key: key.into(), value: value.as_ref().to_vec(), lease: 0 };
+        let put = PutRequest { key: key.into(), value: value.as_ref().to_vec(), ..PutRequest::default() };
         let success = vec![RequestOp { request: Some(Request::RequestPut(put)) }];
         let done = self.0.txn(TxnRequest { success, ..TxnRequest::default() }).await.unwrap().into_inner();
         assert!(matches!(done.responses[0].response, Some(Response::ResponsePut(_))));

@@ -666,7 +666,7 @@ impl Raw {
     }
 
     pub async fn put(&mut self, key: &str, value: &str) {
-        let put = PutRequest { key: key.into(), value: value.into(), lease: 0 };
+        let put = PutRequest { key: key.into(), value: value.into(), ..PutRequest::default() };
         self.change(Operation::RequestPut(put)).await;
     }
 

@@ -173,5 +173,7 @@ fn put(key: String, value: String) -> RequestOp {
 }
 
 fn bytes(key: String, value: Vec<u8>) -> RequestOp {
-    RequestOp { request: Some(Request::RequestPut(PutRequest { key: key.into(), value, lease: 0 })) }
+    RequestOp {
+        request: Some(Request::RequestPut(PutRequest { key: key.into(), value, ..PutRequest::default() })),
+    }
 }
