@@ -186,14 +186,21 @@ impl Cluster {
                 None => {
                     // What is left of an earlier volume of the name.
                     rules::refuse_used(&record).map_err(|error| holders_of(&record, error))?;
-                    rules::begin_creation(&mut after, plugin, Registration::clone(new))?;
+                    let mut new = Registration::clone(new);
+                    if !new.spec.clone.is_empty() {
+                        guards.push(self.enter_clone(caller, name, plugin, &mut new).await?);
+                    }
+                    rules::begin_creation(&mut after, plugin, new)?;
                 }
                 Some(_) => {
                     rules::refuse_sourceless(&record)?;
                     rules::join_creation(&mut after, plugin, new, false)?;
                 }
             },
-            Wanted::Delete => begin_deletion(&mut after)?,
+            Wanted::Delete => {
+                begin_deletion(&mut after)?;
+                self.refuse_copied(caller, &record).await?;
+            }
             Wanted::Expand(required, limit) => begin_expansion(&mut after, *required, *limit)?,
         }
         if !rules::is_unfinished(&record) && rules::is_unfinished(&after) {

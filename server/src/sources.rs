@@ -3,10 +3,12 @@
 
 use csi_proto::cluster::v1::{CreateAsk, ListExternal, VolumeRow};
 use csi_proto::identity::Identity;
-use csid::Error;
-use csid::store::registry::{Record, RecordFilter, Registry, Standing, VolumeName, VolumeSpec};
+use csid::store::registry::{Record, RecordFilter, Registration, Registry, Standing, VolumeName};
 use csid::volume::rules;
+use csid::{Error, Kind};
+use csid_etcd::{Expected, Guard, RowKey};
 
+use crate::cluster::Cluster;
 use crate::failure::{Result, ServerError};
 use crate::grants::May;
 use crate::service::Service;
@@ -16,10 +18,13 @@ impl Service {
     /// Has a plugin create a volume from a snapshot or as a clone, and registers it for the caller. The same call joins a creation that
     /// goes on.
     pub async fn create_from(&self, caller: &Identity, ask: CreateAsk) -> Result<VolumeRow> {
-        let (name, plugin, mut new) = self.cluster.creation(caller, ask)?;
+        let (name, plugin, new) = self.cluster.creation(caller, ask)?;
         if !new.spec.has_source() {
             let text = "a call that creates a volume from a source has no snapshot and no clone";
             return Err(Error::invalid(text).into());
+        }
+        if !new.spec.clone.is_empty() {
+            return self.cluster.reach_creation(caller, &name, (plugin, new), true).await;
         }
         self.cluster.presence.here()?;
         self.cluster.require_unblocked(caller).await?;
@@ -28,39 +33,9 @@ impl Service {
         if is_new {
             // A recovering cluster creates nothing, so no plugin is asked for that.
             self.cluster.normal().await?;
-            let source = self.find_source(caller, &name, &plugin, &new.spec).await?;
-            if let Standing::Creating(creation) = &mut new.standing {
-                creation.source = source;
-            }
+            self.check_snapshot(caller, &name.namespace, &plugin, &new.spec.snapshot).await?;
         }
         self.cluster.reach_creation(caller, &name, (plugin, new), is_new).await
-    }
-
-    /// Returns the plugin's ID of the volume to clone, after a check that the source may be used. `None`: the source is a snapshot.
-    async fn find_source(
-        &self,
-        caller: &Identity,
-        name: &VolumeName,
-        plugin: &str,
-        spec: &VolumeSpec,
-    ) -> Result<Option<String>> {
-        if spec.clone.is_empty() {
-            return self.check_snapshot(caller, &name.namespace, plugin, &spec.snapshot).await.map(|()| None);
-        }
-        let source = rules::volume_name(&name.namespace, &spec.clone)?;
-        let record = self.cluster.registry.record(source).await?;
-        rules::registered(&record)?;
-        if !is_own(&record, caller) {
-            return Err(another_owner(&record.name));
-        }
-        if record.volume.plugin != plugin {
-            let text = format!(
-                "{} is of plugin {}, and {plugin} cannot clone it",
-                record.name, record.volume.plugin
-            );
-            return Err(Error::invalid(text).into());
-        }
-        Ok(Some(record.volume.handle.to_string()))
     }
 
     /// Refuses a snapshot that is of no volume of the caller in this namespace. A grant `snapshot` for all namespaces is for each snapshot,
@@ -105,6 +80,66 @@ impl Service {
                 let text =
                     format!("the snapshot is of no volume that {caller} has registered in {namespace}");
                 Err(ServerError::denied(text))
+            }
+        }
+    }
+}
+
+impl Cluster {
+    /// Enters the volume to clone into a creation, after a check that the caller may use it. Returns the guard of its record, for the change that
+    /// writes the creation's intent. A deletion of the source that was begun before fails by it.
+    pub(crate) async fn enter_clone(
+        &self,
+        caller: &Identity,
+        name: &VolumeName,
+        plugin: &str,
+        new: &mut Registration,
+    ) -> Result<Guard> {
+        let source = rules::volume_name(&name.namespace, &new.spec.clone)?;
+        if source == *name {
+            return Err(Error::invalid(format!("{name} is to be a clone of itself")).into());
+        }
+        let record = self.registry.record(source).await?;
+        rules::registered(&record)?;
+        if !is_own(&record, caller) {
+            return Err(another_owner(&record.name));
+        }
+        if record.volume.plugin != plugin {
+            let text = format!(
+                "{} is of plugin {}, and {plugin} cannot clone it",
+                record.name, record.volume.plugin
+            );
+            return Err(Error::invalid(text).into());
+        }
+        if let Standing::Creating(creation) = &mut new.standing {
+            creation.source = Some(record.volume.handle.to_string());
+        }
+        Ok(Guard { key: RowKey::Volume(record.name), is: Expected::Touched(record.revision) })
+    }
+
+    /// Refuses to delete a volume while another one is made from it. The intent of a creation writes the record of its source, so a record that
+    /// has changed since then is not deleted. The volume may have another name by then.
+    pub(crate) async fn refuse_copied(&self, caller: &Identity, record: &Record) -> Result<()> {
+        if record.registration.as_ref().is_none_or(|of| of.standing != Standing::Registered) {
+            return Ok(());
+        }
+        self.registry.reached(record.revision).await?;
+        let (records, _) = self.registry.restless().await?;
+        let id = record.volume.handle.text();
+        let is_copy = |other: &&Record| {
+            other.volume.plugin == record.volume.plugin
+                && other.volume.handle.is_creating()
+                && matches!(other.registration.as_ref().map(|of| &of.standing),
+                    Some(Standing::Creating(creation)) if creation.source.as_deref() == Some(&*id))
+        };
+        match records.iter().find(is_copy) {
+            None => Ok(()),
+            Some(copy) => {
+                // Its name is another namespace's business, unless the caller sees that.
+                let shown = self.sees(caller, &copy.name.namespace).then(|| copy.name.to_string());
+                let shown = shown.unwrap_or_else(|| "a volume of another namespace".to_owned());
+                let text = format!("{shown} is being created from {}", record.name);
+                Err(Error::new(Kind::Busy, text).into())
             }
         }
     }

@@ -56,10 +56,11 @@ impl World {
 
 /// A generator of numbers, of which each seed has its own.
 #[derive(Clone)]
-struct Dice(u64);
+pub struct Dice(pub u64);
 
 impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
+    /// Returns a number that is less than `sides`.
+    pub fn roll(&mut self, sides: u64) -> u64 {
         // SplitMix64: near seeds give unlike numbers.
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;

@@ -6,18 +6,22 @@ use csi_proto::cluster::v1::call_ended::How;
 use csi_proto::cluster::v1::change_ask::What;
 use csi_proto::cluster::v1::controller_call::Method;
 use csi_proto::cluster::v1::{
-    Answer, CallClass, ControllerCall, CreateAsk, CreatedVolume, DeleteAsk, ExternalSnapshot, Listed,
-    Register, Spec, VolumeRow,
+    Answer, CallClass, ControllerCall, CreateAsk, CreatedVolume, DeleteAsk, Deregister, ExternalSnapshot,
+    Listed, Register, Spec, VolumeRow,
 };
 use tokio::task::JoinHandle;
 
 use crate::attach::{Controller, claiming, row, user};
+use crate::attach_random::Dice;
 use crate::creations::{
     changing, create, created, creating, deleting, done, failed, is_create, is_delete, nothing_is_left,
     registration,
 };
 use crate::questions::answering;
 use crate::site::{Refusal, Site, eventually};
+
+/// Rounds of a creation and the deletion of its source.
+const ROUNDS: usize = 24;
 
 /// Returns the creation of `copy` from a snapshot or as a clone.
 fn from(snapshot: &str, clone: &str) -> CreateAsk {
@@ -238,4 +242,134 @@ async fn killed_server_leaves_the_source_to_another() {
     assert!(sources(&call) == ("", "ext-data") && call.order == lost.order, "{call:?}");
     controller.end(&call, copied("ext-copy")).await;
     assert_eq!(creation.await.unwrap().unwrap().external_id, "ext-copy");
+}
+
+/// Has the plugin delete a volume.
+async fn delete(site: &Site, controller: &mut Controller, volume: &str) {
+    let deletion = deleting(site, 0, volume);
+    let call = controller.called().await;
+    assert!(is_delete(&call), "{call:?}");
+    controller.end(&call, done()).await;
+    deletion.await.unwrap().unwrap();
+}
+
+/// Begins a creation and the deletion of its source at any servers, in any order. The plugin answers late.
+#[tokio::test]
+async fn source_is_not_deleted_while_it_is_copied() {
+    let site = Site::start(3).await;
+    let mut controller = answering(&site, 0).await;
+    let mut dice = Dice(7);
+    let (mut kept, mut refused) = (0, 0);
+    for round in 0..ROUNDS {
+        let making = changing(&site, 0, "operator/all", What::Create(create("data")));
+        let call = controller.called().await;
+        controller.end(&call, created(&format!("ext-data-{round}"))).await;
+        making.await.unwrap().unwrap();
+
+        let [maker, deleter] = [(); 2].map(|()| dice.roll(3) as usize);
+        let gap = Duration::from_millis(dice.roll(40) * dice.roll(4));
+        let late = Duration::from_millis([0, 100, 700][dice.roll(3) as usize]);
+        let (creation, deletion) = if dice.roll(2) == 0 {
+            let creation = creating_from(&site, maker, "operator/all", from("", "data"));
+            tokio::time::sleep(gap).await;
+            (creation, deleting(&site, deleter, "data"))
+        } else {
+            let deletion = deleting(&site, deleter, "data");
+            tokio::time::sleep(gap).await;
+            (creating_from(&site, maker, "operator/all", from("", "data")), deletion)
+        };
+        let both = async { (creation.await.unwrap(), deletion.await.unwrap()) };
+        tokio::pin!(both);
+        let (mut is_made, mut is_deleted) = (false, false);
+        let (made, gone) = loop {
+            let call = tokio::select! {
+                outcome = &mut both => break outcome,
+                call = controller.called() => call,
+            };
+            if is_create(&call) {
+                assert!(!is_deleted, "round {round}: a volume is made from a deleted one");
+                is_made = true;
+                assert!(!controller.is_called(late).await, "round {round}: the source is deleted");
+                controller.end(&call, copied("ext-copy")).await;
+            } else {
+                assert!(is_delete(&call) && call.order == format!("ext-data-{round}"), "{call:?}");
+                is_deleted = true;
+                tokio::time::sleep(late).await;
+                controller.end(&call, done()).await;
+            }
+        };
+        match (&made, &gone) {
+            (Ok(_), Ok(_)) => {}
+            (Ok(_), Err(busy)) if busy.kind == "Busy" => kept += 1,
+            (Err(error), Ok(_)) if ["Busy", "NotFound"].contains(&error.kind.as_str()) => refused += 1,
+            other => panic!("round {round}: {other:?}"),
+        }
+        assert_eq!((is_made, is_deleted), (made.is_ok(), gone.is_ok()), "round {round}");
+        if made.is_ok() {
+            delete(&site, &mut controller, "copy").await;
+        }
+        if gone.is_err() {
+            delete(&site, &mut controller, "data").await;
+        }
+        nothing_is_left(&site).await;
+    }
+    assert!(kept > 0 && refused > 0, "{kept} deletions and {refused} creations were refused");
+}
+
+/// The source has another name by then. The server that began the creation is killed.
+#[tokio::test]
+async fn ended_creation_leaves_its_source_free() {
+    let mut site = Site::start(3).await;
+    let mut controller = start(&site, "operator/all").await;
+    let creation = creating_from(&site, 1, "operator/all", from("", "data"));
+    let lost = controller.called().await;
+    assert!(is_create(&lost), "{lost:?}");
+    let deregister = Deregister { volume: "data".into(), ..Deregister::default() };
+    changing(&site, 2, "operator/all", What::Deregister(deregister)).await.unwrap().unwrap();
+    let register = Register {
+        volume: "other".into(),
+        plugin: "p".into(),
+        external_id: "ext-data".into(),
+        spec: create("other").spec,
+        ..Register::default()
+    };
+    changing(&site, 2, "operator/all", What::Register(register)).await.unwrap().unwrap();
+    let busy = deleting(&site, 2, "other").await.unwrap().unwrap_err();
+    assert!(busy.kind == "Busy" && busy.message.contains("default/copy"), "{busy:?}");
+    site.servers[0].kill();
+    let busy = deleting(&site, 1, "other").await.unwrap().unwrap_err();
+    assert_eq!(busy.kind, "Busy", "{busy:?}");
+    controller.join_again(1).await;
+    let call = controller.called_within(Duration::from_secs(30)).await;
+    assert!(is_create(&call) && call.order == lost.order, "{call:?}");
+    controller.end(&call, copied("ext-copy")).await;
+    creation.await.unwrap().unwrap();
+    let deletion = deleting(&site, 2, "other");
+    let call = controller.called().await;
+    assert!(is_delete(&call) && call.order == "ext-data", "{call:?}");
+    controller.end(&call, done()).await;
+    deletion.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn creation_that_was_never_sent_can_be_deleted() {
+    let site = Site::start(2).await;
+    let mut controller = start(&site, "operator/all").await;
+    controller.leave().await;
+    eventually("the session is gone", async || row(&site, "session/").await.is_empty()).await;
+    let creation = creating_from(&site, 1, "operator/all", from("", "data"));
+    eventually("the intent is there", async || !registration(&site, "copy").await.is_empty()).await;
+    let busy = deleting(&site, 0, "data").await.unwrap().unwrap_err();
+    assert_eq!(busy.kind, "Busy", "{busy:?}");
+    deleting(&site, 0, "copy").await.unwrap().unwrap();
+    creation.await.unwrap().unwrap_err();
+    let deletion = deleting(&site, 0, "data");
+    eventually("the deletion has begun", async || registration(&site, "data").await.contains("deleting"))
+        .await;
+    controller.join_again(0).await;
+    let call = controller.called_within(Duration::from_secs(30)).await;
+    assert!(is_delete(&call) && call.order == "ext-data", "{call:?}");
+    controller.end(&call, done()).await;
+    deletion.await.unwrap().unwrap();
+    nothing_is_left(&site).await;
 }
