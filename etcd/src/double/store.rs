@@ -41,7 +41,7 @@ struct Lease {
 pub(super) struct Store {
     keys: BTreeMap<Vec<u8>, Vec<Version>>,
     pub revision: i64,
-    /// The history up to this revision is gone.
+    /// The history up to this revision is gone. -1: nothing was compacted yet, and a compaction at 0 is one.
     pub compacted: i64,
     /// The events of each revision, compacted ones too: a watch that keeps up has them before that.
     events: BTreeMap<i64, Vec<Event>>,
@@ -72,7 +72,7 @@ impl Store {
         Store {
             keys: BTreeMap::new(),
             revision: 1,
-            compacted: 0,
+            compacted: -1,
             events: BTreeMap::new(),
             leases: BTreeMap::new(),
             next_lease: 1000,
@@ -143,8 +143,8 @@ impl Store {
         }
         for operation in operations {
             match &operation.request {
-                // A transaction checks these, too.
-                Some(Request::RequestRange(range)) if range.revision < -1 => {
+                // Outside of a transaction a revision below 0 is the present one.
+                Some(Request::RequestRange(range)) if range.revision < self.compacted.min(0) => {
                     return Err(Status::out_of_range(COMPACTED));
                 }
                 Some(Request::RequestRange(range)) => self.check_revision(range.revision)?,
