@@ -47,8 +47,13 @@ fn refused(reason: &str, message: String) -> Joined {
 }
 
 impl Cluster {
-    /// Joins a node, whose certificate says who it is.
-    pub async fn join(&self, node: &Identity, hello: &Hello) -> Result<Joined> {
+    /// Joins a node, whose certificate says who it is. The caller ends `under_way` after it has entered the session.
+    pub async fn join(
+        &self,
+        node: &Identity,
+        hello: &Hello,
+        under_way: &mut JoinUnderWay<'_>,
+    ) -> Result<Joined> {
         for (what, text) in [
             ("cluster", &hello.cluster),
             ("journal-id", &hello.journal_id),
@@ -69,9 +74,8 @@ impl Cluster {
         if hello.protocol_min > PROTOCOL {
             return Ok(refused("too-new", format!("this server speaks protocol {PROTOCOL}")));
         }
-        let mut under_way = self.joins.begin(&node.name);
         for _ in 0..TRIES {
-            if let Some(joined) = self.try_join(&node.name, hello, &mut under_way).await? {
+            if let Some(joined) = self.try_join(&node.name, hello, under_way).await? {
                 return Ok(joined);
             }
         }
@@ -275,8 +279,8 @@ impl Cluster {
             let guard = Guard { key: key.clone(), is: Expected::Revision(row.revision) };
             let write = Write { key, value: None, lease: 0 };
             if let Written::Done { .. } = self.rows.write(&[guard], vec![write]).await? {
+                // The join may yet write: the row may have been an earlier session's.
                 tracing::info!(node, "the row of a session that has not begun was removed");
-                self.joins.close(&node);
             }
         }
         Ok(())

@@ -21,7 +21,7 @@ struct JoinsOfNode {
     open: Option<Instant>,
 }
 
-/// A join that is under way. Its drop ends that.
+/// A join that is under way, until its session is entered. Its drop ends that.
 pub struct JoinUnderWay<'a> {
     pub joins: &'a Joins,
     node: &'a str,
@@ -51,7 +51,7 @@ impl Joins {
         nodes.iter().filter(is_open).map(|(node, _)| node.clone()).collect()
     }
 
-    /// Notes that no earlier join writes any more: one has succeeded, or its row is removed.
+    /// Notes that no earlier join writes any more, because one has succeeded.
     pub fn close(&self, node: &str) {
         if let Some(of) = self.lock().get_mut(node) {
             of.open = None;

@@ -212,7 +212,8 @@ impl Service {
             Ok(hello) => hello,
             Err(error) => return drop(sender.try_send(Err(error.into()))),
         };
-        let (welcome, joining) = match self.cluster.join(caller, &hello).await {
+        let mut under_way = self.cluster.joins.begin(node);
+        let (welcome, joining) = match self.cluster.join(caller, &hello, &mut under_way).await {
             Ok(Joined::Welcome(welcome, joining)) => (ToNode { is: Some(To::Welcome(*welcome)) }, joining),
             Ok(Joined::Refused(refused)) => {
                 self.cluster.metrics.refused_hello(&refused.reason);
@@ -224,6 +225,7 @@ impl Service {
         tracing::info!(node, version = hello.version, "a node has joined");
         // A node that has its Welcome may claim, so the session is entered first.
         let entered = self.sessions.enter(node, joining.revision, sender.clone(), welcome);
+        drop(under_way);
         // A reload may have come since the call began. A later one finds the session.
         let end = match self.cluster.may_still_join(caller, extensions) {
             Ok(()) => self.serve(node, &hello.boot, &mut incoming, &sender, &joining, entered).await,

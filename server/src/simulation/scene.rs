@@ -97,7 +97,7 @@ struct Scene {
 }
 
 /// Writes the cluster's row, as csid-server init does.
-async fn init(double: &Double) {
+pub async fn init(double: &Double) {
     let events = Box::new(|_| std::future::ready(()).boxed());
     let connections = vec![double.connect(Arc::new(Clear))];
     let registry = EtcdRegistry::start_at(connections, "/csid/", Timing::default(), events).unwrap();

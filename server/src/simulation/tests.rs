@@ -1,14 +1,20 @@
 //! Many seeds, the breaks that the judge has to see, and a seed that repeats its scene.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use csid_etcd::double::Double;
+use csid_etcd::{RowKey, Write};
 use sha2::{Digest, Sha256};
 
 use super::breaks::Break;
+use super::dice::Dice;
 use super::faults::Faults;
-use super::scene::{Outcome, play};
+use super::network::Network;
+use super::scene::{Outcome, init, play};
+use super::server;
+use crate::rows::{self, SessionRow};
 
 /// Seeds of a run without tests/simulation.
 const SEEDS: u64 = 20;
@@ -150,5 +156,28 @@ fn seed_repeats_its_scene_in_another_process() {
         let text = String::from_utf8_lossy(&output.stdout);
         let found = text.lines().find_map(|line| line.strip_prefix("digest "));
         assert_eq!(found, Some(digest(seed).as_str()), "CSID_SIM_SEED={seed} has two scenes");
+    }
+}
+
+/// The first row is of an earlier session. The second one is the join's own, and comes late.
+#[tokio::test(start_paused = true)]
+async fn late_row_of_a_join_without_outcome_goes() {
+    let double = Double::default();
+    tokio::spawn(double.clone().run());
+    init(&double).await;
+    let server = server::start(&double, &Arc::new(Network::new(Dice::new(1), Arc::default())), 0);
+    let cluster = &server.service.cluster;
+    let here = cluster.presence.subscribe().wait_for(Option::is_some).await.unwrap().clone().unwrap();
+    let mut join = cluster.joins.begin("n1");
+    join.is_open = true;
+    drop(join);
+    let key = RowKey::Session { node: "n1".into(), server: here.id.clone() };
+    for which in ["earlier", "late"] {
+        let row = rows::write(&key, &SessionRow { since_usec: 1, boot: which.into() }).unwrap();
+        let write = Write { key: key.clone(), value: Some(row), lease: here.lease };
+        cluster.rows.write(&[], vec![write]).await.unwrap();
+        assert!(cluster.rows.read(&key).await.unwrap().is_some());
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        assert!(cluster.rows.read(&key).await.unwrap().is_none(), "the {which} row stays");
     }
 }
