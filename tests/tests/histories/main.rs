@@ -195,9 +195,9 @@ fn cluster_with_faults_is_linearizable() {
     });
 }
 
-/// Keeps a history that shows a failure.
+/// Keeps a history that shows a failure, where no end of a run removes it.
 fn keep(history: &Path, seed: u64) {
-    let kept = std::env::temp_dir().join(format!("csid-history-{seed}.jsonl"));
+    let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("csid-history-{seed}.jsonl"));
     let _ = std::fs::copy(history, &kept);
     eprintln!("the history is {}", kept.display());
 }
