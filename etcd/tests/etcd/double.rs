@@ -159,6 +159,11 @@ impl Side {
         Ok(format!("{:?} {} {:?}", done.header.map(|of| of.revision), done.succeeded, done.responses))
     }
 
+    async fn compact(&mut self, revision: i64) -> Said {
+        let request = CompactionRequest { revision, physical: true };
+        self.kv.compact(request).await.map(|_| String::new()).map_err(failed)
+    }
+
     async fn revision(&mut self) -> i64 {
         let request = RangeRequest { key: "x".into(), ..RangeRequest::default() };
         self.kv.range(request).await.unwrap().into_inner().header.unwrap().revision
@@ -208,16 +213,42 @@ impl Side {
     }
 }
 
+/// Returns a member of etcd, its side, and the side of a double.
+async fn sides() -> (Cluster, Side, Side) {
+    let cluster = Cluster::start(1, &[]).await;
+    let channel = Endpoint::from_shared(cluster.endpoints().remove(0)).unwrap().connect().await.unwrap();
+    let double = Double::default().connect(Arc::new(Clear));
+    (cluster, Side::new(of_channel(channel)), Side::new(double))
+}
+
+#[tokio::test]
+async fn double_compacts_at_0_as_etcd_does() {
+    let (_cluster, mut real, mut double) = sides().await;
+    for revision in [-2, -1, 0, 0, -1, 1, 1, 2] {
+        let said = (real.compact(revision).await, double.compact(revision).await);
+        assert_eq!(said.0, said.1, "etcd, the double: compact {revision}");
+        for read in [-2, -1, 0, 1, 2] {
+            let range = RangeRequest { key: "a".into(), revision: read, ..RangeRequest::default() };
+            let said = (real.range(&range).await, double.range(&range).await);
+            assert_eq!(said.0, said.1, "etcd, the double: read {read} after compact {revision}");
+            let success = vec![RequestOp { request: Some(Operation::RequestRange(range)) }];
+            let txn = TxnRequest { success, ..TxnRequest::default() };
+            let said = (real.txn(&txn).await, double.txn(&txn).await);
+            assert_eq!(
+                said.0, said.1,
+                "etcd, the double: a transaction reads {read} after compact {revision}"
+            );
+        }
+    }
+}
+
 #[tokio::test]
 async fn double_answers_random_requests_as_etcd_does() {
     let seed = std::env::var("CSID_SEED").ok().and_then(|seed| seed.parse().ok());
     let seed = seed.unwrap_or_else(|| u64::from(std::process::id()));
     println!("CSID_SEED={seed}");
     let mut dice = Dice(seed);
-    let cluster = Cluster::start(1, &[]).await;
-    let channel = Endpoint::from_shared(cluster.endpoints().remove(0)).unwrap().connect().await.unwrap();
-    let (mut real, mut double) =
-        (Side::new(of_channel(channel)), Side::new(Double::default().connect(Arc::new(Clear))));
+    let (_cluster, mut real, mut double) = sides().await;
     let (mut refused, mut compacted) = (0, 0);
     for round in 0..ROUNDS {
         let now = real.revision().await;
@@ -254,14 +285,9 @@ async fn double_answers_random_requests_as_etcd_does() {
             }
             _ => {
                 let revision = now - dice.roll(12) as i64 + 2;
-                let request = CompactionRequest { revision, physical: true };
-                let said = (
-                    real.kv.compact(request).await.map(drop).map_err(failed),
-                    double.kv.compact(request).await.map(drop).map_err(failed),
-                );
+                let said = (real.compact(revision).await, double.compact(revision).await);
                 compacted += usize::from(said.0.is_ok());
-                let text = |said: Result<(), _>| said.map(|()| String::new());
-                ((text(said.0), text(said.1)), format!("compact {revision}"))
+                (said, format!("compact {revision}"))
             }
         };
         assert_eq!(said.0, said.1, "round {round}, at revision {now}: etcd, the double: {what}");
