@@ -19,11 +19,12 @@ mod unheld;
 
 use std::path::Path;
 
-use csid_client::Client;
+use csid_client::{Client, Mounted};
 use csid_tests::ask::*;
 use csid_tests::cluster as site;
 use csid_tests::world::{World, eventually};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::task::JoinHandle;
 
 use crate::site::{Node, Site};
 
@@ -101,4 +102,22 @@ async fn servers_have(site: &Site, volume: &str, due: &[&str]) {
         claims_at_servers(site, volume).await.iter().map(|(name, _)| name.as_str()).eq(due.iter().copied())
     })
     .await;
+}
+
+/// Waits until csid has an operation of this kind.
+async fn begun(client: &Client, kind: &str) {
+    eventually(&format!("csid has an operation {kind}"), async || {
+        client.list_operations().await.unwrap().iter().any(|operation| operation.kind == kind)
+    })
+    .await;
+}
+
+/// Begins a mount of the volume `data`, and waits until it is an operation of csid.
+async fn mount_begins(client: &Client) -> JoinHandle<csid_client::Result<Mounted>> {
+    let mounting = tokio::spawn({
+        let client = client.clone();
+        async move { mount_registered(&client, "data", "web").await }
+    });
+    begun(client, "mount").await;
+    mounting
 }

@@ -196,3 +196,27 @@ fn claim_made_in_another_boot_has_a_name_of_it() {
         w.nothing_left(&client).await;
     });
 }
+
+/// The mount has its turn before the servers know the end of the earlier claim, and reports that end itself.
+#[test]
+fn mount_reports_the_end_of_its_earlier_claim() {
+    world(async |w| {
+        let site = one_server(&["data"]).await;
+        let fault = Fault::of(w);
+        let (client, _link) = n1(w, &site).await;
+        mount_registered(&client, "data", "web").await.unwrap();
+        fault.arm("Detached.held");
+        let unmounting = tokio::spawn({
+            let client = client.clone();
+            async move { unmount(&client, "data", "web").await }
+        });
+        fault.reached("Detached").await;
+        let mounting = mount_begins(&client).await;
+        unmounting.await.unwrap().expect("an unmount needs no server");
+        fault.disarm();
+        mounting.await.unwrap().unwrap();
+        servers_have(&site, "data", &["n1/web"]).await;
+        unmount(&client, "data", "web").await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}

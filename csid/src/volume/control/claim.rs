@@ -70,6 +70,8 @@ impl<S: Site> Engine<'_, S> {
                 Kind::Unavailable => source,
                 _ => OperationError::Unsettled { source }.into(),
             })?;
+            // With its last claim a record loses the registration of the servers.
+            record = self.registered_as_mine(name).await?;
         }
         let mut beside = self.claims(&record);
         let is_new = beside.claim(&wanted.consumer).is_none();
