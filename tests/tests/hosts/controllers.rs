@@ -161,6 +161,7 @@ fn volume_is_attached_by_another_hosts_controller() {
         n1.say("refused");
         n1.hear("was refused").await;
         n2.detached(0, "data", &claim).await.unwrap();
+        servers_have(&site, "data", &[]).await;
         n1.say("mount");
         n1.hear("mounted").await;
         n1.say("unmount");
