@@ -92,7 +92,10 @@ async fn snapshot_is_made_until_it_is_ready_then_deleted() {
     controller.end(&call, made("ext-data", false)).await;
     assert_eq!(quick.await.unwrap().unwrap().snapshot, Some(row("ext-data", false)));
     let call = controller.called().await;
+    let ready = snapshotting(&site, 0, ask("2"));
     controller.end(&call, made("ext-data", true)).await;
+    // Until the servers know the answer, a deletion is refused as Busy.
+    assert_eq!(ready.await.unwrap().unwrap().snapshot, Some(row("ext-data", true)));
 
     let deletion = deleting(&site, "operator/all");
     let call = controller.called().await;
