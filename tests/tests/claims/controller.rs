@@ -1,7 +1,7 @@
 //! What only a controller does: validate, expand, snapshot, attach for a scheduler; and two instances of it.
 
 use csid_client::{
-    AccessMode, AttachOptions, DeregisterOptions, DetachOptions, ExpandOptions, Kind, PluginSpec,
+    AccessMode, AttachOptions, DeregisterOptions, DetachOptions, Error, ExpandOptions, Kind, PluginSpec,
     Supervision, UnregisterOptions,
 };
 use csid_tests::ask::*;
@@ -59,7 +59,15 @@ fn co_rule_35_registration_validates_capabilities() {
         if !clustered::is_used() {
             assert_eq!(refusal(mount(&client, "job", inline("v")).await).0, Kind::AlreadyExists);
         }
-        assert!(client.validate_volume(NAMESPACE, "v", Default::default()).await.unwrap().confirmed);
+        eventually("the plugin confirms the volume", async || {
+            match client.validate_volume(NAMESPACE, "v", Default::default()).await {
+                Ok(validated) => validated.confirmed,
+                // The servers learn of the controller after the node has joined.
+                Err(Error::Csid(error)) if clustered::is_used() && error.kind == Kind::Unavailable => false,
+                Err(error) => panic!("{error}"),
+            }
+        })
+        .await;
 
         if clustered::is_used() {
             let deregistered = client.deregister_volume(NAMESPACE, "v", DeregisterOptions::default()).await;
