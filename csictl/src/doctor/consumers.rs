@@ -18,11 +18,9 @@ use crate::args::FSTAB;
 use crate::helpers::{
     fstab::{self, CsiLine},
     mount_table::MountTable,
-    unit,
+    unit::{self, REMOTE},
 };
 use crate::shell::quoted;
-
-const REMOTE: &str = "remote-fs-pre.target";
 
 /// `rows`: csid's mounts that have a target.
 pub async fn look(rows: &[MountRow], report: &mut Report) {

@@ -2,13 +2,13 @@
 
 use super::finding::Report;
 use super::systemctl::{Unit, show};
+use crate::helpers::unit::REMOTE;
 
 const CSID: &str = "csid.service";
 const SOCKET: &str = "csid.socket";
 const HELPER: &str = "csid-helper.service";
 const HELPER_SOCKET: &str = "csid-helper.socket";
 const PLUGINS: &str = "csi-plugins.target";
-const REMOTE: &str = "remote-fs-pre.target";
 const ENGINES: &str = "csid-volume-plugin.socket";
 const ENGINES_SERVICE: &str = "csid-volume-plugin.service";
 

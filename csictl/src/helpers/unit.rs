@@ -5,7 +5,7 @@ use std::{process::Stdio, time::Duration};
 use tokio::process::Command;
 
 /// The target that is stopped before csid. A mount unit with _netdev is ordered after it.
-const REMOTE: &str = "remote-fs-pre.target";
+pub const REMOTE: &str = "remote-fs-pre.target";
 /// How long systemd is waited for. It reads the mount table five times a second at most.
 const ORDERED_WITHIN: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(50);
