@@ -46,7 +46,7 @@ impl fmt::Debug for EtcdTls {
 
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
-    /// How long one member has to answer.
+    /// How long one member has to answer. A member drops a request without a word when its leader is lost, and answers it 7 s later.
     pub answer: Duration,
     /// How long a request is repeated, at one member after the other.
     pub request: Duration,
@@ -54,7 +54,7 @@ pub struct Timing {
 
 impl Default for Timing {
     fn default() -> Self {
-        Timing { answer: Duration::from_secs(5), request: Duration::from_secs(30) }
+        Timing { answer: Duration::from_secs(3), request: Duration::from_secs(30) }
     }
 }
 
