@@ -82,17 +82,17 @@ impl Volumes {
             // A server may have granted the volume to another host.
             self.shared.refuse_in_cluster("AdoptMount")?;
         }
-        let (volume, mut spec, claim) = match inline {
+        let (volume, mut spec, claim, answer) = match inline {
             Some(volume) => {
                 self.shared.refuse_inline(uid)?;
                 self.shared.records.refuse_registered(&VolumeName::of(&key), &volume).await?;
-                (volume, options.spec(None)?, None)
+                (volume, options.spec(None)?, None, None)
             }
             None => {
                 let given = secrets.is_some();
-                let (volume, spec, claim) =
+                let (used, spec, claim) =
                     self.shared.mount_registered(&key, uid, options, given, wait.deadline).await?;
-                (volume, spec, Some(claim))
+                (used.record.volume, spec, Some(claim), used.answer)
             }
         };
         spec.secrets_given = secrets.is_some();
@@ -105,7 +105,7 @@ impl Volumes {
         self.shared.identify(&volume).await?;
         let wanted = DesiredMount { key, uid, spec, operations: Vec::new() };
         let adopted = adopted.map(Box::new);
-        let work = OperationRequest::Mount { wanted, claim, adopted, target_fd, wait_until, secrets };
+        let work = OperationRequest::Mount { wanted, claim, adopted, target_fd, wait_until, secrets, answer };
         let answer = self.shared.ask(&volume, uid, work, wait)?;
         match self.shared.answered(answer).await? {
             OperationResponse::Mounted(mounted) => Ok(mounted),

@@ -108,12 +108,14 @@ pub(in crate::volume) trait Control: Send {
     /// Refuses a claim that the record does not admit.
     fn admit(&self, record: &Record, claim: &Claim) -> Result<()>;
 
-    /// Takes a claim, or finds it taken, and returns the record with it. `ahead` are the claims that wait before this one.
+    /// Takes a claim, or finds it taken, and returns the record with it. `ahead` are the claims that wait before this one. `answer`: what a
+    /// server has answered to the same call about the volume. `None`: a server is asked if the journal lacks the volume.
     fn claim(
         &mut self,
         name: &VolumeName,
         wanted: &Claim,
         ahead: &[Arc<Claim>],
+        answer: Option<Arc<Record>>,
     ) -> impl Future<Output = Result<Record>> + Send;
 
     /// Binds an existing claim to the unit or connection of a repeated call, which is otherwise the same. This is the last step

@@ -2,10 +2,12 @@
 
 use csid_client::Cluster;
 use csid_tests::ask::*;
+use csid_tests::fault::Fault;
 use csid_tests::queries;
 use csid_tests::world::{eventually, world};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
+use crate::site::free_ports;
 use crate::*;
 
 async fn shown(client: &Client) -> Cluster {
@@ -14,7 +16,10 @@ async fn shown(client: &Client) -> Cluster {
 
 /// Returns the answer with all metrics.
 async fn metrics(w: &World) -> String {
-    let mut stream = tokio::net::UnixStream::connect(w.path("run/metrics.sock")).await.unwrap();
+    metrics_of(tokio::net::UnixStream::connect(w.path("run/metrics.sock")).await.unwrap()).await
+}
+
+async fn metrics_of(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> String {
     stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").await.unwrap();
     let mut answer = String::new();
     tokio::time::timeout(std::time::Duration::from_secs(10), stream.read_to_string(&mut answer))
@@ -26,9 +31,18 @@ async fn metrics(w: &World) -> String {
 
 /// Returns the value of a metric. `None`: csid has no such metric.
 async fn metric(w: &World, sample: &str) -> Option<f64> {
-    let answer = metrics(w).await;
+    value_in(&metrics(w).await, sample)
+}
+
+fn value_in(answer: &str, sample: &str) -> Option<f64> {
     let value = answer.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '));
     value.map(|value| value.parse().unwrap())
+}
+
+/// Returns how many requests of a kind the server with this port of metrics has answered.
+async fn answered(port: u16, rpc: &str) -> f64 {
+    let answer = metrics_of(tokio::net::TcpStream::connect(("127.0.0.1", port)).await.unwrap()).await;
+    value_in(&answer, &format!(r#"csid_server_requests_total{{rpc="{rpc}",code="OK"}}"#)).unwrap_or(0.0)
 }
 
 /// Returns what a command of csictl prints about this world's csid.
@@ -42,6 +56,54 @@ pub(crate) async fn csictl_of(w: &World, words: &[&str]) -> std::process::Output
     command.arg("--csid-socket").arg(w.path("run/csid.sock")).args(words).kill_on_drop(true);
     let output = tokio::time::timeout(std::time::Duration::from_secs(60), command.output());
     output.await.expect("csictl ends").unwrap()
+}
+
+/// Starts a server with the volume `data`. Returns the port of its metrics, too.
+async fn measured() -> (Site, u16) {
+    let [port, _] = free_ports();
+    let site = Site::start_with(1, &format!("metrics = \"127.0.0.1:{port}\"")).await;
+    site.register("data", "single-node-writer").await;
+    (site, port)
+}
+
+#[test]
+fn mount_asks_a_server_once_for_its_volume() {
+    world(async |w| {
+        let (site, port) = measured().await;
+        let (client, _node) = n1(w, &site).await;
+        let before = answered(port, "Volume").await;
+        mount_registered(&client, "data", "job").await.unwrap();
+        assert_eq!(answered(port, "Volume").await, before + 1.0);
+        unmount(&client, "data", "job").await.unwrap();
+        claim(&client, "data", "other").await.unwrap();
+        assert_eq!(answered(port, "Volume").await, before + 2.0);
+        // The node knows the volume that it has claimed.
+        mount_registered(&client, "data", "other").await.unwrap();
+        assert_eq!(answered(port, "Volume").await, before + 2.0);
+    });
+}
+
+/// The journal has the ended claim of an earlier mount when the mount is requested, and has nothing when the mount has its turn.
+#[test]
+fn mount_reports_no_claim_that_another_has_reported() {
+    world(async |w| {
+        let (site, port) = measured().await;
+        let fault = Fault::of(w);
+        let (client, _node) = n1(w, &site).await;
+        mount_registered(&client, "data", "web").await.unwrap();
+        let before = answered(port, "Volume").await;
+        fault.arm("Detached.held");
+        unmount(&client, "data", "web").await.expect("an unmount needs no server");
+        begun(&client, "continue").await;
+        let mounting = mount_begins(&client).await;
+        fault.disarm();
+        mounting.await.unwrap().unwrap();
+        assert_eq!(answered(port, "Detached").await, 1.0);
+        assert_eq!(answered(port, "Volume").await, before + 1.0);
+        servers_have(&site, "data", &["n1/web"]).await;
+        unmount(&client, "data", "web").await.unwrap();
+        w.nothing_left(&client).await;
+    });
 }
 
 #[test]

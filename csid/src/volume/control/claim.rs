@@ -40,22 +40,27 @@ impl<S: Site> Engine<'_, S> {
     /// Returns the record of this actor's volume. Fails if the name has come to mean another volume since the request.
     pub(in crate::volume::control) async fn registered_as_mine(&self, name: &VolumeName) -> Result<Record> {
         let record = self.records.registered(name).await?;
+        self.as_mine(record)
+    }
+
+    fn as_mine(&self, record: Record) -> Result<Record> {
         match record.volume == *self.site.volume() {
             true => Ok(record),
             false => Err(VolumeError::Replaced { name: record.name.clone() }.into()),
         }
     }
 
-    /// Takes a claim, or finds it taken, and returns the record with it. `ahead` are the claims that wait before this one.
+    /// Takes a claim, or finds it taken, and returns the record with it. `ahead` and `answer`: as of `Control::claim`.
     pub(in crate::volume::control) async fn take_claim(
         &mut self,
         name: &VolumeName,
         wanted: &Claim,
         ahead: &[Arc<Claim>],
+        answer: Option<Arc<Record>>,
     ) -> Result<Record> {
         self.site.operation().step.set(Step::Claim);
         self.records.refuse_here()?;
-        let mut record = self.registered_as_mine(name).await?;
+        let mut record = self.as_mine(self.records.usable(name, answer).await?.record)?;
         // A row that waits at the servers for this operation goes on.
         let waits = self.site.operation().queued.contains(&wanted.consumer);
         let waits = |claim: &Claim| waits && claim.state == ClaimState::Pending && !claim.releasing;

@@ -40,8 +40,14 @@ impl<S: Site> Control for Engine<'_, S> {
             .map_err(|refusal| ClaimError::refused(refusal, &record.name, &claim.consumer).into())
     }
 
-    async fn claim(&mut self, name: &VolumeName, wanted: &Claim, ahead: &[Arc<Claim>]) -> Result<Record> {
-        self.take_claim(name, wanted, ahead).await
+    async fn claim(
+        &mut self,
+        name: &VolumeName,
+        wanted: &Claim,
+        ahead: &[Arc<Claim>],
+        answer: Option<Arc<Record>>,
+    ) -> Result<Record> {
+        self.take_claim(name, wanted, ahead, answer).await
     }
 
     async fn rebind(&mut self, record: &mut Record, wanted: &Claim) -> Result<()> {

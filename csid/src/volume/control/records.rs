@@ -24,6 +24,13 @@ use crate::volume::lifecycle::{
 use crate::volume::operation::request::ControllerRequest;
 use crate::volume::servers::Servers;
 
+/// A volume that can be used.
+pub(in crate::volume) struct UsableVolume {
+    pub(in crate::volume) record: Record,
+    /// The answer of the server that was asked for the volume. `None`: no server was asked, so the record is the journal's.
+    pub(in crate::volume) answer: Option<Arc<Record>>,
+}
+
 /// The registry, and what changes of its records depend on. It has no mounts.
 pub(in crate::volume) struct Records {
     pub(in crate::volume) registry: Arc<dyn Registry>,
@@ -91,13 +98,28 @@ impl Records {
 
     /// Returns the record of a volume that can be used. In a cluster a server is asked for a volume that this node has not claimed.
     pub(in crate::volume) async fn registered(&self, name: &VolumeName) -> Result<Record> {
-        let mut record = self.registry.record(name.clone()).await?;
+        self.usable(name, None).await.map(|volume| volume.record)
+    }
+
+    /// Returns the volume as [`Records::registered`] does. `answer`: what a server has answered to the same call before; no server is asked
+    /// again. The server that grants a claim checks what may have changed since.
+    pub(in crate::volume) async fn usable(
+        &self,
+        name: &VolumeName,
+        answer: Option<Arc<Record>>,
+    ) -> Result<UsableVolume> {
+        let mut volume = UsableVolume { record: self.registry.record(name.clone()).await?, answer: None };
+        let record = &mut volume.record;
         if let Some(servers) = self.servers.as_ref().filter(|_| record.registration.is_none()) {
-            let revision = record.revision;
-            record = Record { revision, ..servers.volume(name.clone()).await? };
+            let answer = match answer {
+                Some(answer) => answer,
+                None => Arc::new(servers.volume(name.clone()).await?),
+            };
+            *record = Record { revision: record.revision, ..Record::clone(&answer) };
+            volume.answer = Some(answer);
         }
         match record.registration {
-            Some(_) => refuse_in_transition(&record).map(|()| record),
+            Some(_) => refuse_in_transition(record).map(|()| volume),
             None => Err(self.not_registered(&record.name)),
         }
     }

@@ -23,12 +23,12 @@ impl Executor<'_> {
             OperationRequest::Mount { mut wanted, claim, adopted: Some(paths), .. } => {
                 self.adopt(&mut wanted, &paths, claim.as_deref(), ahead).await.map(OperationResponse::Mounted)
             }
-            OperationRequest::Mount { mut wanted, claim, target_fd, secrets, .. } => {
+            OperationRequest::Mount { mut wanted, claim, target_fd, secrets, answer, .. } => {
                 wanted.operations = names;
                 self.operation.secrets = secrets;
                 self.target_fd = target_fd;
                 let mounted = match claim {
-                    Some(claim) => self.mount_claimed(&mut wanted, &claim, ahead).await,
+                    Some(claim) => self.mount_claimed(&mut wanted, &claim, ahead, answer).await,
                     None => {
                         let is_used = self.row(&wanted.key).is_some();
                         self.operation.refuse_before_expansion(&VolumeName::of(&wanted.key), is_used)?;
@@ -70,9 +70,9 @@ impl Executor<'_> {
                 self.control().give_back(&ClaimKey::of(&key)).await.map(|()| OperationResponse::Gone)
             }
             OperationRequest::Heal { key, .. } => self.heal(&key).await.map(|()| OperationResponse::Gone),
-            OperationRequest::Claim { key, claim, secrets, .. } => {
+            OperationRequest::Claim { key, claim, secrets, answer, .. } => {
                 self.operation.secrets = secrets;
-                let mut record = self.control().claim(&key.volume, &claim, ahead).await?;
+                let mut record = self.control().claim(&key.volume, &claim, ahead, answer).await?;
                 self.control().rebind(&mut record, &claim).await?;
                 Ok(OperationResponse::Claimed(Box::new(record)))
             }

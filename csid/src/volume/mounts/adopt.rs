@@ -71,7 +71,7 @@ impl Executor<'_> {
         step::step(self.rows.volume(), event.clone())
             .map_err(|refusal| MountError::refused(refusal, &wanted.key))?;
         if let Some(claim) = claim {
-            let mut record = self.control().claim(&name, claim, ahead).await?;
+            let mut record = self.control().claim(&name, claim, ahead, None).await?;
             self.control().rebind(&mut record, claim).await?;
         }
         // Two adoptions of the same paths are of different volumes, so the actors of the volumes do not order them.

@@ -20,12 +20,13 @@ use crate::volume::operation::request::CallTarget;
 use crate::volume::seam::Control;
 
 impl Executor<'_> {
-    /// Mounts a registered volume with its consumer's claim. Takes the claim if there is none.
+    /// Mounts a registered volume with its consumer's claim. Takes the claim if there is none. `answer`: as of [`Control::claim`].
     pub(in crate::volume) async fn mount_claimed(
         &mut self,
         wanted: &mut DesiredMount,
         claim: &Claim,
         ahead: &[Arc<Claim>],
+        answer: Option<Arc<Record>>,
     ) -> Result<Mounted> {
         let (key, name) = (wanted.key.clone(), VolumeName::of(&wanted.key));
         let mut registration = None;
@@ -38,14 +39,14 @@ impl Executor<'_> {
                 if record.claim(&key.consumer).is_some() {
                     self.control().admit(&record, claim)?;
                 } else if claim.bound.is_some() {
-                    self.control().claim(&name, claim, ahead).await?;
+                    self.control().claim(&name, claim, ahead, answer).await?;
                     // The mount is already there, so it does not sync the claim.
                     self.shared.records.synced().await?;
                 }
                 record
             }
             None => {
-                let record = self.control().claim(&name, claim, ahead).await?;
+                let record = self.control().claim(&name, claim, ahead, answer).await?;
                 self.use_attachment(&record, wanted);
                 self.use_granted(&record, claim, wanted);
                 registration.clone_from(&record.registration);
@@ -108,7 +109,7 @@ impl Executor<'_> {
             let Some(claim) = record.claim(&key.consumer).filter(is_its).cloned() else {
                 return Err(ClaimError::Unclaimed { claim: ClaimKey::of(&key) }.into());
             };
-            let record = self.control().claim(&name, &claim, &[]).await?;
+            let record = self.control().claim(&name, &claim, &[], None).await?;
             self.use_attachment(&record, wanted);
             self.heals = is_healed(&record);
             registration = record.registration;

@@ -37,6 +37,8 @@ pub(in crate::volume) enum OperationRequest {
         /// How long to wait for the claims and mounts that are in the way.
         wait_until: Option<Instant>,
         secrets: Option<Secrets>,
+        /// What a server has answered to this call about the volume. `None`: no server was asked.
+        answer: Option<Arc<Record>>,
     },
     Unmount {
         key: MountKey,
@@ -63,6 +65,8 @@ pub(in crate::volume) enum OperationRequest {
         /// How long to wait for the claims that are in the way.
         wait_until: Option<Instant>,
         secrets: Option<Secrets>,
+        /// As of a Mount.
+        answer: Option<Arc<Record>>,
     },
     Release {
         key: ClaimKey,

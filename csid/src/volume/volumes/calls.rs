@@ -18,6 +18,7 @@ use crate::volume::api::requests::{
 };
 use crate::volume::api::views::{Claimed, VolumeView};
 use crate::volume::context::Context;
+use crate::volume::control::records::UsableVolume;
 use crate::volume::errors::volume::VolumeError;
 use crate::volume::lifecycle::{ModeFilter, is_unborn, new_claim, new_registration, unregistered};
 use crate::volume::manager::Volumes;
@@ -31,15 +32,19 @@ fn unanswered() -> Error {
 }
 
 impl Context {
-    /// Returns the record of a volume before its first use. A volume that a file declares and that is not registered yet is
+    /// Returns a volume before its first use. A volume that a file declares and that is not registered yet is
     /// registered first, within the call's deadline.
-    async fn to_be_used(self: &Arc<Self>, name: &VolumeName, deadline: Option<Instant>) -> Result<Record> {
+    async fn to_be_used(
+        self: &Arc<Self>,
+        name: &VolumeName,
+        deadline: Option<Instant>,
+    ) -> Result<UsableVolume> {
         let Some((declared, _)) = self.records.declarations.waiting(name) else {
             // Alone csid asks nobody.
             let Some(deadline) = deadline.filter(|_| self.records.servers.is_some()) else {
-                return self.records.registered(name).await;
+                return self.records.usable(name, None).await;
             };
-            let found = tokio::time::timeout_at(deadline.into(), self.records.registered(name)).await;
+            let found = tokio::time::timeout_at(deadline.into(), self.records.usable(name, None)).await;
             let late = |_| Error::new(Kind::Unavailable, format!("no server was reached for {name} in time"));
             return found.map_err(late)?;
         };
@@ -47,7 +52,7 @@ impl Context {
             let wait = Wait { deadline, ..Wait::default() };
             self.register_declared(&declared, wait).await?;
         }
-        self.records.registered(name).await
+        self.records.usable(name, None).await
     }
 
     /// Returns the volume of a name that is in use, or that the consumer has claimed. `None`: neither holds.
@@ -71,7 +76,7 @@ impl Context {
         Ok(rows.into_iter().next().map(|(row, _)| row.volume))
     }
 
-    /// Returns the volume of a Mount of a registered volume, the spec of the mount, and the claim to take if the consumer has none.
+    /// Returns a registered volume for a Mount, the spec of the mount, and the claim to take if the consumer has none.
     pub(in crate::volume) async fn mount_registered(
         self: &Arc<Self>,
         key: &MountKey,
@@ -79,8 +84,9 @@ impl Context {
         options: MountOptions,
         secrets_given: bool,
         deadline: Option<Instant>,
-    ) -> Result<(VolumeKey, MountSpec, Arc<Claim>)> {
-        let record = self.to_be_used(&VolumeName::of(key), deadline).await?;
+    ) -> Result<(UsableVolume, MountSpec, Arc<Claim>)> {
+        let used = self.to_be_used(&VolumeName::of(key), deadline).await?;
+        let record = &used.record;
         let wanted =
             ModeFilter { access_mode: options.access_mode, attachment_mode: options.attachment_mode };
         let mode = if options.read_only { ClaimMode::Read } else { ClaimMode::Write };
@@ -98,7 +104,7 @@ impl Context {
                 wanted.refuse_unlike(present, &record.name)?;
                 present.usage
             }
-            None => Use { mode, capability: wanted.choose(&record)? },
+            None => Use { mode, capability: wanted.choose(record)? },
         };
         // The request has a claim even if one exists, since that one may be gone when the request runs.
         let (credential, bound) = (options.credential.clone(), options.bound.clone());
@@ -127,7 +133,7 @@ impl Context {
         if spec.credential.is_none() && !secrets_given {
             spec.credential.clone_from(&registration.spec.credential);
         }
-        Ok((record.volume, spec, Arc::new(claim)))
+        Ok((used, spec, Arc::new(claim)))
     }
 
     pub(in crate::volume) fn view(&self, record: Record, past: Vec<String>) -> VolumeView {
@@ -262,7 +268,7 @@ impl Volumes {
     ) -> Result<BTreeMap<String, String>> {
         let modes = ModeFilter { access_mode, attachment_mode };
         let record = match &request.inline {
-            None => self.shared.to_be_used(&request.name, request.wait.deadline).await?,
+            None => self.shared.to_be_used(&request.name, request.wait.deadline).await?.record,
             Some(inline) => Record {
                 registration: Some(new_registration(request.uid, inline.spec.clone(), Origin::Bus)),
                 ..Record::none(request.name.clone())
@@ -353,7 +359,7 @@ impl Volumes {
             return Err(Error::new(Kind::NotAuthorized, text));
         }
         let key = ClaimKey::new(&name, &consumer);
-        let record = self.shared.to_be_used(&name, wait.deadline).await?;
+        let UsableVolume { record, answer } = self.shared.to_be_used(&name, wait.deadline).await?;
         let modes = ModeFilter { access_mode: request.access_mode, attachment_mode: request.attachment_mode };
         if let Some(bound) = &request.bound {
             self.shared.refuse_ended(bound, uid).await?;
@@ -372,9 +378,9 @@ impl Volumes {
         };
         let claim = Claim { bound: request.bound, credential, ..new_claim(&consumer, &node, uid, usage) };
         let claim = Arc::new(claim);
-        let work = OperationRequest::Claim { key, claim, wait_until: request.wait_until, secrets };
-        let answer = self.shared.ask(&record.volume, uid, work, wait)?;
-        let OperationResponse::Claimed(record) = self.shared.answered(answer).await? else {
+        let work = OperationRequest::Claim { key, claim, wait_until: request.wait_until, secrets, answer };
+        let claimed = self.shared.ask(&record.volume, uid, work, wait)?;
+        let OperationResponse::Claimed(record) = self.shared.answered(claimed).await? else {
             return Err(Error::internal("a claim was answered without its volume"));
         };
         let state = record.claim(&consumer).map_or(ClaimState::Pending, |claim| claim.state);
