@@ -55,6 +55,8 @@ pub(crate) struct Volumes {
     pub by_name: BTreeMap<VolumeName, Arc<Stored>>,
     pub held: HeldIndex,
     pub by_node: NodeIndex,
+    /// Volumes that AttachVolume has attached.
+    pub by_call: BTreeSet<VolumeName>,
     /// Volumes with a value that cannot be read.
     pub unreadable: BTreeSet<VolumeName>,
 }
@@ -256,6 +258,10 @@ impl Volumes {
         self.held.change(&before.record, &volume.record);
         self.by_node.change(name, &before.record.claims, &volume.record.claims);
         self.by_node.change_queue(&before.record.queue, &volume.record.queue);
+        match volume.record.attachments.iter().any(|at| at.by_call.is_some()) {
+            true => self.by_call.insert(name.clone()),
+            false => self.by_call.remove(name),
+        };
         match volume.unreadable(keys) {
             Some(_) => self.unreadable.insert(name.clone()),
             None => self.unreadable.remove(name),

@@ -90,6 +90,12 @@ pub(crate) fn restless(volumes: &Volumes) -> Vec<Record> {
     records.filter(|record| record.is_restless()).cloned().collect()
 }
 
+/// Returns the records of volumes that AttachVolume has attached, but for those that cannot be read.
+pub(crate) fn attached_by_call(volumes: &Volumes) -> Vec<Record> {
+    let readable = volumes.by_call.difference(&volumes.unreadable);
+    readable.filter_map(|name| volumes.by_name.get(name)).map(|stored| stored.record.clone()).collect()
+}
+
 /// Returns the number of claims in each state. A blocked one is parked, whatever its state.
 pub(crate) fn claim_states(keys: &Keys, volumes: &Volumes) -> Result<BTreeMap<String, u64>, EtcdError> {
     let mut states = BTreeMap::new();

@@ -231,6 +231,11 @@ impl EtcdRegistry {
         Ok((lists::restless(&volumes), volumes.revision))
     }
 
+    /// Returns the volumes that AttachVolume has attached. Volumes that cannot be read are left out.
+    pub async fn attached_by_call(&self) -> Result<Vec<Record>, EtcdError> {
+        Ok(lists::attached_by_call(&*self.inner.volumes().await?))
+    }
+
     /// Logs what a list has left out, without its content, and at most once a minute.
     fn warn_of(&self, LeftOut { count, first }: &LeftOut) {
         let Some((_, key)) = first else { return };

@@ -13,7 +13,7 @@ use csid::{Error, Kind};
 use tokio::time::Instant;
 
 use crate::cluster::{Cluster, is_in_state, meta_guard, node_guard, not_joined};
-use crate::controllers::plugin_guard;
+use crate::controllers::{no_controller, plugin_guard};
 use crate::excluded::{left_attached, refuse_excluded};
 use crate::failure::{Result, ServerError};
 use crate::grants::May;
@@ -209,14 +209,7 @@ impl Cluster {
         let is_due = match next {
             ClaimNext::Taken => Ok(false),
             ClaimNext::Unseen if claims.attaches.is_none() => Err(unseen(node, plugin)),
-            _ if !around.has_controllers => {
-                let text = format!(
-                    "{name}: plugin {plugin} attaches volumes, and no node with the grant controller:{plugin} has reported a \
-                     controller that does"
-                );
-                // Its host may just have begun. The node asks again until its caller's deadline.
-                Err(Error::new(Kind::PluginUnavailable, text).into())
-            }
+            _ if !around.has_controllers => Err(no_controller(name, plugin)),
             ClaimNext::Unseen => Err(no_node_id(node, record, &around)),
             _ => Ok(true),
         };
@@ -277,7 +270,7 @@ impl Cluster {
     }
 
     /// Returns whether a plugin's row has changed since it was read.
-    async fn has_changed_plugin(&self, plugin: &str, around: &Around) -> Result<bool> {
+    pub(crate) async fn has_changed_plugin(&self, plugin: &str, around: &Around) -> Result<bool> {
         let revision = |row: &Option<Read<PluginRow>>| row.as_ref().map(|row| row.revision);
         Ok(revision(&self.plugin_now(plugin).await?) != revision(&around.plugin))
     }

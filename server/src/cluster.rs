@@ -80,6 +80,12 @@ impl Drop for Writing<'_> {
     }
 }
 
+/// Nodes by plugin and the plugin's name, as they were at a revision of the nodes' rows.
+pub struct NodeIds {
+    pub revision: u64,
+    pub nodes: HashMap<(String, String), Vec<String>>,
+}
+
 /// Rows as they were read last. etcd compares them with each write, so an old one costs a second try.
 #[derive(Default)]
 struct Known {
@@ -89,6 +95,8 @@ struct Known {
     plugins: HashMap<String, Option<Read<PluginRow>>>,
     /// The same of counts, by node and plugin.
     used: HashMap<(String, String), Option<Read<UsedRow>>>,
+    /// `None`: they were not read yet.
+    node_ids: Option<Arc<NodeIds>>,
 }
 
 impl Cluster {
@@ -356,6 +364,15 @@ impl Cluster {
         if used.get(&key).is_none_or(|known| row.is_none() || revision(known) <= revision(&row)) {
             used.insert(key, row);
         }
+    }
+
+    /// Returns the plugins' names of nodes, perhaps old ones.
+    pub fn known_node_ids(&self) -> Option<Arc<NodeIds>> {
+        self.known().node_ids.clone()
+    }
+
+    pub fn know_node_ids(&self, ids: Arc<NodeIds>) {
+        self.known().node_ids = Some(ids);
     }
 
     /// Reads a node's row again. Returns whether it has changed since it was read.

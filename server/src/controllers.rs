@@ -5,12 +5,12 @@ use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 
 use csi_proto::cluster::v1::{Attaches, PluginReport, Plugins};
 use csi_proto::identity::{Identity, Role};
-use csid::store::registry::Record;
+use csid::store::registry::{Record, VolumeName};
 use csid::{Error, Kind};
 use csid_etcd::{Expected, Guard, RowKey, Write, Written};
 
 use crate::cluster::{Cluster, node_guard};
-use crate::failure::Result;
+use crate::failure::{Result, ServerError};
 use crate::rows::{self, NodeRow, NodeState, PluginRow, Read};
 use crate::sessions::Hosted;
 
@@ -151,6 +151,15 @@ impl Cluster {
         Err(Error::new(Kind::Busy, format!("the row of plugin {plugin} changed {TRIES} times meanwhile"))
             .into())
     }
+}
+
+/// Returns the error of a volume that no host can attach.
+pub fn no_controller(name: &VolumeName, plugin: &str) -> ServerError {
+    let text = format!(
+        "{name}: plugin {plugin} attaches volumes, and no node with the grant controller:{plugin} has reported a controller that does"
+    );
+    // Its host may just have begun. The node asks again until its caller's deadline.
+    Error::new(Kind::PluginUnavailable, text).into()
 }
 
 /// Returns the guard of a plugin's row. A claim is granted without an attachment only while the plugin has no controller.

@@ -24,6 +24,7 @@ use csid_etcd::{Expected, Guard, RowKey, Rows};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::Instant;
 
+use crate::by_call::{due_attachments, enter_lost, failure_name};
 use crate::cluster::{Cluster, meta_guard, node_guard};
 use crate::controllers::plugin_guard;
 use crate::excluded::{excluding, waits_for_word};
@@ -309,6 +310,10 @@ impl Driving {
                 turn => return Ok(turn),
             }
         }
+        if due_attachments(&record).next().is_some() {
+            // The volume has no claims.
+            return self.turn_of_attachments(&record, memory, guards, of_volume).await;
+        }
         let hosts = self.cluster.hosts(&record, self.sessions.controllers(&record.volume.plugin));
         let Next { host, may_run } = self.choose(&record, &hosts, memory);
         let mut is_waiting = of_volume.is_some();
@@ -462,7 +467,12 @@ impl Driving {
     async fn give_up(&self, record: &Record, mut guards: Vec<Guard>) -> Result<Turn> {
         let Some(driver) = record.driver.clone() else { return Ok(Turn::Again) };
         let mut after = record.clone();
-        if let Some(call) = &driver.call
+        if let Some(call) = driver.call.as_ref().filter(|call| !call.node_id.is_empty()) {
+            enter_lost(&mut after, call, &driver.host);
+            if let (DrivenRpc::Publish, Some(error)) = (call.rpc, Ended::lost(&driver.host).error) {
+                self.cluster.note_failure(&failure_name(&record.name, &call.node_id), error);
+            }
+        } else if let Some(call) = &driver.call
             && let Some(effect) = effect_of(call)
         {
             let around = self.cluster.around(record, &call.node).await?;
@@ -489,47 +499,57 @@ impl Driving {
         boot: String,
         guards: Vec<Guard>,
     ) -> Result<Option<(ClaimOutcome, bool)>> {
-        let here = self.cluster.presence.here()?;
         let mut after = after;
         rules::enter_attach_secrets(&mut after, &effect, false);
         after.attachments.iter_mut().filter(|at| at.node == effect.node).for_each(|at| at.uncalled = false);
         let time = self.cluster.config.controller_time;
         let mut ready = Ready::new(&after, effect, host, boot, time)?;
-        // The host may still run the call before, which has no answer.
-        let before = record.driver.as_ref().filter(|driver| driver.host == host);
         let call = DrivenCall {
             id: ready.id.clone(),
-            rpc: match ready.effect.action {
-                ClaimAction::Attach => DrivenRpc::Publish,
-                _ => DrivenRpc::Unpublish,
-            },
+            rpc: rpc_of(ready.effect.action),
             node: ready.effect.node.clone(),
             consumer: ready.effect.consumer.clone(),
+            node_id: String::new(),
         };
-        after.driver = Some(intent(before, &here.id, host, call, ready.message.deadline_ms));
-        let begun = Instant::now();
-        let Some(after) = self.cluster.swap(record, after, guards).await? else { return Ok(None) };
-        ready.message.epoch = after.revision;
-        // A server that has stood still since then sends nothing. It may not know yet that its lease is over.
-        let ended = match self.cluster.presence.here()? == here && begun.elapsed() < FRESH {
-            true => self.send(&ready).await,
-            false => Ended::lost(host),
+        let Some((after, ended)) = self.send_after_intent(record, after, &mut ready, call, guards).await?
+        else {
+            return Ok(None);
         };
-        if let Some(error) = &ended.error {
-            tracing::warn!(volume = %record.name, host, node = ready.effect.node, %error, "a controller call has failed");
-        }
-        let unanswered = match ended.outcome {
-            // The plugin may go on with it after its time. Another host's plugin would not wait for that.
-            ClaimOutcome::Unknown | ClaimOutcome::Again => Some(ready.id.clone()),
-            // A host that has not made this call may still run the one before.
-            ClaimOutcome::NotSent(_) => before.map(|driver| driver.unanswered.clone()),
-            ClaimOutcome::Done | ClaimOutcome::Hopeless(_) => None,
-        };
+        let unanswered = unanswered(record, &ready, &ended.outcome);
         self.finish(&record.name, &ready, &ended, unanswered).await?;
         self.cluster.was_driven(&record.name);
         let claim = after.claim_at(&ready.effect.consumer, &ready.effect.node);
         let is_taken = claim.is_some_and(|claim| claim.state == ClaimState::Taken);
         Ok(Some((ended.outcome, is_taken)))
+    }
+
+    /// Writes the intent of a call, and sends it. Returns the record with the intent, and the call's end. `None`: the record has changed, so nothing
+    /// was sent.
+    pub(crate) async fn send_after_intent(
+        &self,
+        record: &Record,
+        mut after: Record,
+        ready: &mut Ready,
+        call: DrivenCall,
+        guards: Vec<Guard>,
+    ) -> Result<Option<(Record, Ended)>> {
+        let (here, host) = (self.cluster.presence.here()?, ready.host.clone());
+        // The host may still run the call before, which has no answer.
+        let before = record.driver.as_ref().filter(|driver| driver.host == host);
+        let node = call.node.clone();
+        after.driver = Some(intent(before, &here.id, &host, call, ready.message.deadline_ms));
+        let begun = Instant::now();
+        let Some(after) = self.cluster.swap(record, after, guards).await? else { return Ok(None) };
+        ready.message.epoch = after.revision;
+        // A server that has stood still since then sends nothing. It may not know yet that its lease is over.
+        let ended = match self.cluster.presence.here()? == here && begun.elapsed() < FRESH {
+            true => self.send(ready).await,
+            false => Ended::lost(&host),
+        };
+        if let Some(error) = &ended.error {
+            tracing::warn!(volume = %record.name, host, node, %error, "a controller call has failed");
+        }
+        Ok(Some((after, ended)))
     }
 
     /// Sends a call, and waits for its end.
@@ -621,11 +641,33 @@ pub fn intent(
     }
 }
 
+/// Returns the call without an answer that a host may still run, after a call to it has ended. `record`: that before the call's intent.
+pub fn unanswered(record: &Record, ready: &Ready, outcome: &ClaimOutcome) -> Option<String> {
+    match outcome {
+        // The plugin may go on with it after its time. Another host's plugin would not wait for that.
+        ClaimOutcome::Unknown | ClaimOutcome::Again => Some(ready.id.clone()),
+        // A host that has not made this call may still run the one before.
+        ClaimOutcome::NotSent(_) => {
+            let before = record.driver.as_ref().filter(|driver| driver.host == ready.host);
+            before.map(|driver| driver.unanswered.clone())
+        }
+        ClaimOutcome::Done | ClaimOutcome::Hopeless(_) => None,
+    }
+}
+
+pub fn rpc_of(action: ClaimAction) -> DrivenRpc {
+    match action {
+        ClaimAction::Attach => DrivenRpc::Publish,
+        _ => DrivenRpc::Unpublish,
+    }
+}
+
 /// Returns whether a controller may have to be called for a volume, or claims wait.
 fn is_due(record: &Record) -> bool {
     record.driver.is_some()
         || !record.queue.is_empty()
         || rpc_of_volume(record).is_some()
+        || due_attachments(record).next().is_some()
         || due(record).next().is_some()
 }
 

@@ -4,8 +4,8 @@
 //! nodes and servers.
 
 use csi_proto::cluster::v1::{
-    Acting, AttachmentExplained, ClaimExplained, Explanation, NodeExplained, QueueExplained, VolumeAsk,
-    WaitExplained,
+    Acting, AttachmentExplained, AttachmentRow, ClaimExplained, Explanation, NodeExplained, QueueExplained,
+    VolumeAsk, WaitExplained,
 };
 use csi_proto::identity::{Identity, Role};
 use csid::store::registry::{Attachment, Claim, ClaimState, DrivenRpc, Driver, Queued, Record};
@@ -81,7 +81,16 @@ impl Cluster {
             let text = format!("{} by the plugin's controller{why}", rpc_name(rpc));
             WaitExplained { kind: word(rpc).to_owned(), text, ..WaitExplained::default() }
         });
-        let attachments = record.attachments.iter().map(|at| attachment(record, at)).collect();
+        let attachments: Vec<AttachmentExplained> = record
+            .attachments
+            .iter()
+            .map(|at| {
+                let is_of = |row: &&AttachmentRow| at.is_by_call(&row.node_id);
+                let row = volume.attachments.iter().find(is_of);
+                let why = row.map(|row| row.error.as_str()).unwrap_or_default();
+                attachment(record, at, has_controller, why)
+            })
+            .collect();
         let acting = acting.filter(|of| of != &Acting::default());
         let waits = claims
             .iter()
@@ -93,6 +102,7 @@ impl Cluster {
         acting.iter().for_each(|of| named.add(&of.host, most));
         volume.claims.iter().for_each(|of| named.add(&of.node, most));
         volume.queue.iter().for_each(|of| named.add(&of.node, most));
+        volume.attachments.iter().for_each(|of| named.add(&of.node, most));
         let nodes = self.nodes_explained(record, named).await?;
         Ok(Explanation { volume: Some(volume), claims, attachments, acting, queue, nodes, wait })
     }
@@ -255,19 +265,41 @@ fn wait_of(record: &Record, claim: &Claim, has_controller: bool, error: &str) ->
     }
 }
 
-fn attachment(record: &Record, at: &Attachment) -> AttachmentExplained {
-    let state = match at.leg {
-        Leg::Present => "attached",
-        Leg::Making => "attaching",
-        // A leg that is absent is removed from the record.
-        Leg::Removing | Leg::Absent => "detaching",
-    };
+/// Returns an attachment as it is explained. `why`: why one by AttachVolume does not go on, as the caller may see it.
+fn attachment(record: &Record, at: &Attachment, has_controller: bool, why: &str) -> AttachmentExplained {
+    let by_call = at.by_call.as_ref().and(at.node_id.as_deref());
     let consumers = record.claims.iter().filter(|claim| claim.node == at.node);
     AttachmentExplained {
         node: at.node.clone(),
-        state: state.to_owned(),
+        state: view::leg(at.leg).to_owned(),
         consumers: consumers.take(NAMES).map(|claim| claim.consumer.clone()).collect(),
+        node_id: by_call.unwrap_or_default().to_owned(),
+        wait: by_call.and_then(|node_id| wait_of_call(record, at, node_id, has_controller, why)),
     }
+}
+
+/// Returns what an attachment by AttachVolume waits for. `None`: nothing.
+fn wait_of_call(
+    record: &Record,
+    at: &Attachment,
+    node_id: &str,
+    has_controller: bool,
+    why: &str,
+) -> Option<WaitExplained> {
+    let why = if why.is_empty() { String::new() } else { format!(" ({why})") };
+    let is_blocked = at.asked.as_ref().is_some_and(|asked| asked.blocked.is_some());
+    let (kind, text) = match at.leg {
+        Leg::Present => return None,
+        _ if is_blocked => ("parked", format!("an operator, for the plugin refuses the detach{why}")),
+        _ if record.driver.is_none() && !has_controller => {
+            ("controller", format!("a host with the controller of plugin {}{why}", record.volume.plugin))
+        }
+        Leg::Making => ("attach", format!("the attach to {node_id} by the plugin's controller{why}")),
+        Leg::Removing | Leg::Absent => {
+            ("detach", format!("the detach from {node_id} by the plugin's controller{why}"))
+        }
+    };
+    Some(WaitExplained { kind: kind.to_owned(), text, ..WaitExplained::default() })
 }
 
 fn rpc_name(rpc: DrivenRpc) -> &'static str {

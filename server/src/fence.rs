@@ -1,11 +1,13 @@
-//! The claims of a fenced node end. An operator says that the node's machine is off, so nothing there uses a volume any more.
+//! The claims of a fenced node end, and what AttachVolume has attached to it. An operator says that the node's machine is off, so nothing there uses a volume any more.
 
 use csi_proto::identity::Identity;
-use csid::store::registry::{ClaimState, Registry};
+use csid::store::registry::{Attachment, ClaimState, Record, Registry, VolumeName};
+use csid::store::rows::Leg;
 use csid::volume::rules;
 use csid::{Error, Kind};
 use csid_etcd::{ClaimInList, ListFilter};
 
+use crate::by_call::{attachments, end};
 use crate::claims::by_force;
 use crate::cluster::{Cluster, meta_guard, node_guard, not_joined};
 use crate::controllers::plugin_guard;
@@ -41,6 +43,10 @@ impl Cluster {
             }
         };
         self.while_here(self.drop_heard_of(node)).await?;
+        let records = self.while_here(async { Ok(self.registry.attached_by_call().await?) }).await?;
+        for record in &records {
+            ended += usize::from(self.while_here(self.end_attachments(&record.name, node, number)).await?);
+        }
         tracing::warn!(%caller, node, ended, "the claims of a fenced node have ended");
         match left_out.first {
             None => Ok(()),
@@ -54,7 +60,7 @@ impl Cluster {
         }
     }
 
-    /// Returns the number of a node's claims that its machine may use, as they were at this revision or later.
+    /// Returns the number of a node's claims and attachments by AttachVolume that its machine may use, as they were at this revision or later.
     pub async fn held_claims(&self, node: &str, revision: u64) -> Result<usize> {
         let (held, left_out) = self.count_held(node, revision).await?;
         Ok(held + left_out)
@@ -72,7 +78,7 @@ impl Cluster {
         let most = self.registry.claims_of(node).await? + 1;
         let part = self.registry.claim_list(&filter, None, most, |_| true).await?;
         let held = part.rows.iter().filter(|of| is_held(of.claim.state)).count();
-        Ok((held, part.left_out.count))
+        Ok((held + self.attached_to(node).await?, part.left_out.count))
     }
 
     /// Ends one claim of a fenced node. Returns `false` if it has ended.
@@ -99,6 +105,48 @@ impl Cluster {
             }
         }
         Err(busy(name))
+    }
+
+    /// Ends what AttachVolume has attached to a fenced node. Returns `false` if nothing of the volume is attached to it so.
+    async fn end_attachments(&self, name: &VolumeName, node: &str, number: Option<u64>) -> Result<bool> {
+        for _ in 0..TRIES {
+            let here = self.presence.here()?;
+            let meta = self.normal().await?;
+            let row = self.fenced_row(node, number).await?;
+            let record = self.registry.record(name.clone()).await?;
+            let mut after = record.clone();
+            for at in attachments(&record).filter(|at| at.leg != Leg::Removing) {
+                let node_id = at.node_id.as_deref().unwrap_or_default();
+                if at.node == node || self.is_named_later(&record, at, node, node_id).await {
+                    end(&mut after, node_id);
+                }
+            }
+            if after == record {
+                return Ok(false);
+            }
+            let guards = vec![meta_guard(&meta), node_guard(node, &row), here.guard()];
+            if self.swap_granting(&record, after, guards).await?.is_some() {
+                self.was_driven(name);
+                self.wake(name);
+                return Ok(true);
+            }
+        }
+        Err(busy(name))
+    }
+
+    /// Returns whether a node has reported the name of an attachment, and no other node has. AttachVolume may have come first.
+    async fn is_named_later(&self, record: &Record, at: &Attachment, node: &str, node_id: &str) -> bool {
+        let plugin = &record.volume.plugin;
+        at.node.is_empty()
+            && self.node_of_id(plugin, node_id).await.is_ok_and(|found| found.as_deref() == Some(node))
+    }
+
+    /// Returns the number of volumes that AttachVolume has attached to a node.
+    pub async fn attached_to(&self, node: &str) -> Result<usize> {
+        let records = self.registry.attached_by_call().await?;
+        let is_attached =
+            |record: &&Record| attachments(record).any(|at| at.node == node && at.leg != Leg::Removing);
+        Ok(records.iter().filter(is_attached).count())
     }
 
     /// Returns the row of a fenced node. `number`: the fence that is meant.

@@ -10,7 +10,7 @@ use csi_proto::cluster::v1::{
 };
 use csi_proto::cluster::{CALL, HIDE};
 use csid::error::presentable;
-use csid::store::registry::{Claim, Record, Registration, VolumeSpec};
+use csid::store::registry::{Capability as Mode, Claim, Record, Registration, VolumeSpec};
 use csid::volume::rules::{self, ClaimAction, ClaimEffect, ClaimOutcome};
 use csid::{Error, Kind};
 use prost::Message;
@@ -78,12 +78,55 @@ impl Ready {
         let at = record.attachment(&effect.node).ok_or_else(|| lacks("attachment"))?;
         let claim = record.claim_at(&effect.consumer, &effect.node).ok_or_else(|| lacks("claim"))?;
         let node_id = at.node_id.clone().ok_or_else(|| lacks("name of the node"))?;
+        let capability = claim.usage.capability;
         let method = match effect.action {
-            ClaimAction::Attach => Method::Publish(publish(registration, claim, node_id)),
+            ClaimAction::Attach => {
+                let read_only = rules::reader_only(capability.access_mode);
+                Method::Publish(publish(registration, capability, read_only, node_id))
+            }
             _ => Method::Unpublish(Unpublish { node_id }),
         };
         let credential =
             record.attach_secrets(&effect.node).credential.or(registration.spec.credential.clone());
+        Ready::of(record, registration, effect, host, boot, (method, credential, time))
+    }
+
+    /// Makes the call of an attachment by AttachVolume. `node_id`: the plugin's name of the node.
+    pub fn of_attachment(
+        record: &Record,
+        node_id: &str,
+        action: ClaimAction,
+        host: &str,
+        time: Duration,
+    ) -> Result<Ready> {
+        let lacks = |what: &str| Error::internal(format!("{}: the record has no {what}", record.name));
+        let registration = record.registration.as_ref().ok_or_else(|| lacks("registration"))?;
+        let at = record.attachments.iter().find(|at| at.is_by_call(node_id));
+        let at = at.ok_or_else(|| lacks("attachment"))?;
+        let call = at.by_call.as_ref().ok_or_else(|| lacks("call"))?;
+        let (capability, node_id) = (call.capability, node_id.to_owned());
+        let method = match action {
+            ClaimAction::Attach => {
+                let read_only = call.read_only || rules::reader_only(capability.access_mode);
+                Method::Publish(publish(registration, capability, read_only, node_id))
+            }
+            _ => Method::Unpublish(Unpublish { node_id }),
+        };
+        let (consumer, node) = (String::new(), at.node.clone());
+        let effect = ClaimEffect { action, consumer, node, from: None, grant: None };
+        let credential = registration.spec.credential.clone();
+        Ready::of(record, registration, effect, host, String::new(), (method, credential, time))
+    }
+
+    /// Makes the call of a method. It has the name of a credential, and the time that the plugin has.
+    fn of(
+        record: &Record,
+        registration: &Registration,
+        effect: ClaimEffect,
+        host: &str,
+        boot: String,
+        (method, credential, time): (Method, Option<String>, Duration),
+    ) -> Result<Ready> {
         let order = record.volume.handle.text().into_owned();
         let message = message(record, registration, order, credential, method, time)?;
         let is_silent = message.hidden.as_ref().is_some_and(|hidden| hidden.more);
@@ -126,14 +169,13 @@ pub fn message(
     Ok(message)
 }
 
-fn publish(registration: &Registration, claim: &Claim, node_id: String) -> Publish {
-    let capability = claim.usage.capability;
+fn publish(registration: &Registration, capability: Mode, read_only: bool, node_id: String) -> Publish {
     let usage = registration.usage(capability);
     let [access_mode, attachment_mode] = rules::words_of_capability(capability).map(str::to_owned);
     Publish {
         node_id,
         capability: Some(Capability { access_mode, attachment_mode }),
-        read_only: rules::reader_only(capability.access_mode),
+        read_only,
         fs_type: usage.fs_type,
         mount_flags: usage.mount_flags,
         mount_group: usage.mount_group,

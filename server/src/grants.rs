@@ -34,6 +34,8 @@ pub enum May {
     Delete,
     Expand,
     Snapshot,
+    /// Attaches volumes to nodes by the plugin's names of these, and detaches them.
+    Attach,
     ClaimFor,
     ReleaseOthers,
     Fence,
@@ -56,6 +58,7 @@ impl May {
             May::Delete => "delete",
             May::Expand => "expand",
             May::Snapshot => "snapshot",
+            May::Attach => "attach",
             May::ClaimFor => "claim-for",
             May::ReleaseOthers => "release-others",
             May::Fence => "fence",
@@ -65,9 +68,6 @@ impl May {
         }
     }
 }
-
-/// Words that a later server takes. A configuration may have them already; they allow nothing yet.
-const LATER: [&str; 1] = ["attach"];
 
 /// The beginning of a word that has the name of a plugin, whose controller calls a node may be sent.
 const CONTROLLER: &str = "controller:";
@@ -183,6 +183,7 @@ fn is_word(word: &str) -> bool {
         May::Delete,
         May::Expand,
         May::Snapshot,
+        May::Attach,
         May::ClaimFor,
         May::ReleaseOthers,
         May::Fence,
@@ -191,7 +192,6 @@ fn is_word(word: &str) -> bool {
         May::Cluster,
     ];
     known.iter().any(|may| may.word() == word)
-        || LATER.contains(&word)
         || word.strip_prefix(CONTROLLER).is_some_and(|plugin| !plugin.is_empty())
 }
 

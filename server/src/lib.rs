@@ -5,7 +5,7 @@
 //! `metrics` counts, and `scrape` serves what is counted. `claims` and `volumes` change records by csid's rules (`csid::volume::rules`); `records` is what both share,
 //! `lists` shows them, and `explain` says what they wait for. Claims of one volume wait in a line of `turns`, and `folding` writes them together. `drive` has controllers called, on the nodes that `controllers` knows; `forward` is such a call. `changes` begins
 //! creations, expansions and deletions, `provisioning` drives them, and `volume_calls` are their calls. `expansions` has the nodes' parts. `snapshots` are begun
-//! as volumes' changes are, and `sources` checks what a volume is created from. `questions` asks controllers what changes nothing. `queue` has the claims that wait, and `used` counts the volumes of nodes.
+//! as volumes' changes are, and `sources` checks what a volume is created from. `attachments` begins what AttachVolume and DetachVolume ask for, `by_call` has its states, and `attaching` drives it; `node_ids` finds nodes by the plugins' names. `questions` asks controllers what changes nothing. `queue` has the claims that wait, and `used` counts the volumes of nodes.
 //! `nodes` and `servers` have what operators see of the cluster itself, and change; `fence` ends the claims of a node that is off,
 //! `fence_command` switches it off, and `away` does both after a time. `drain` keeps what a node reports of its drain. `audit` finds what does not fit
 //! in etcd, `status` counts, and `upgrade` raises the version of the values. `recovery` begins and ends a recovery from a backup of etcd, `held`
@@ -22,8 +22,11 @@
 mod access;
 mod admin;
 mod asks;
+mod attaching;
+mod attachments;
 mod audit;
 mod away;
+mod by_call;
 mod certificates;
 mod changes;
 mod claims;
@@ -50,6 +53,7 @@ mod listen;
 mod lists;
 mod metrics;
 mod names;
+mod node_ids;
 mod nodes;
 mod pace;
 mod places;

@@ -280,6 +280,10 @@ impl Cluster {
         if claims > 0 {
             return busy(format!("node {node} has {claims} claims that have not ended yet"));
         }
+        let attached = self.while_here(self.attached_to(node)).await?;
+        if attached > 0 {
+            return busy(format!("AttachVolume has attached {attached} volumes to node {node}"));
+        }
         self.while_here(self.drop_controllers(node, present)).await?;
         self.while_here(self.drop_used(node, present)).await?;
         let tried = self.write_node(node, present, None).await?;

@@ -4,13 +4,16 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use csid::store::registry::Claim;
+use csid::store::registry::{Attachment, Claim};
+use csid::store::rows::Leg;
 use tokio::time::Instant;
 
 /// The first and the longest pause between two tries.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 /// The beginning of a volume's wish, which no ID of a claim has.
 const OF_VOLUME: &str = "volume: ";
+/// The same of the wish of an attachment by AttachVolume.
+const OF_ATTACHMENT: &str = "attachment: ";
 /// Calls of one plugin at the same time. A plugin that hangs leaves places to other plugins.
 const CALLS: usize = 250;
 /// Those of them that create, expand or delete a volume. Attaches and detaches have the others.
@@ -27,7 +30,7 @@ pub struct Memory {
     pub failed: HashMap<Wish, Failed>,
 }
 
-/// What a claim or a volume wants: the claim's ID, or the call for the volume. Then whether the claim ends, and whether it was given up.
+/// What a claim, an attachment by AttachVolume or a volume wants: the claim's ID, the node's name, or the call for the volume. Then whether the claim ends, and whether it was given up.
 /// What it wants next has no failure yet.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Wish {
@@ -76,6 +79,13 @@ impl Wish {
     /// Makes the wish of a volume itself: its creation, for example.
     pub fn of_volume(call: &str, is_blocked: bool) -> Wish {
         Wish { claim: format!("{OF_VOLUME}{call}"), is_releasing: false, is_blocked }
+    }
+
+    /// Makes the wish of an attachment by AttachVolume.
+    pub fn of_attachment(at: &Attachment) -> Wish {
+        let is_blocked = at.asked.as_ref().is_some_and(|asked| asked.blocked.is_some());
+        let claim = format!("{OF_ATTACHMENT}{}", at.node_id.as_deref().unwrap_or_default());
+        Wish { claim, is_releasing: at.leg == Leg::Removing, is_blocked }
     }
 
     pub fn is_of_volume(&self) -> bool {

@@ -107,8 +107,8 @@ impl Driving {
         set_asked(&mut after, rpc);
         // The host may still run the call before, which has no answer.
         let before = record.driver.as_ref().filter(|driver| driver.host == host);
-        let (node, consumer) = Default::default();
-        let driven = DrivenCall { id: call.message.call.clone(), rpc, node, consumer };
+        let (node, consumer, node_id) = Default::default();
+        let driven = DrivenCall { id: call.message.call.clone(), rpc, node, consumer, node_id };
         after.driver = Some(intent(before, &here.id, host, driven, call.message.deadline_ms));
         let begun = Instant::now();
         let Some(after) = self.cluster.swap(record, after, guards).await? else { return Ok(None) };

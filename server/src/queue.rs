@@ -376,19 +376,24 @@ impl Cluster {
 
     /// Returns whether the caller of a claim that waits has asked no server for 60 s, as far as this server can judge that.
     pub async fn is_forsaken(&self, claim: &Claim, guards: &mut Vec<Guard>) -> Result<bool> {
+        self.is_abandoned(&claim.call, &claim.keeper, guards).await
+    }
+
+    /// Does the same for a call with this keeper.
+    pub async fn is_abandoned(&self, call: &str, keeper: &str, guards: &mut Vec<Guard>) -> Result<bool> {
         // A server of an earlier version has noted no keeper.
-        if claim.keeper.is_empty() {
+        if keeper.is_empty() {
             return Ok(false);
         }
-        if claim.keeper == self.presence.here()?.id {
-            return Ok(self.asks.is_idle(&claim.call));
+        if keeper == self.presence.here()?.id {
+            return Ok(self.asks.is_idle(call));
         }
-        if self.registry.since_beat(&claim.keeper).is_some_and(|since| since < BEAT) {
+        if self.registry.since_beat(keeper).is_some_and(|since| since < BEAT) {
             return Ok(false);
         }
         // Counted from when this server has seen no beat of that keeper.
-        let key = RowKey::Server(claim.keeper.clone());
-        let is_idle = self.asks.is_idle(&format!("{} {}", claim.keeper, claim.call));
+        let key = RowKey::Server(keeper.to_owned());
+        let is_idle = self.asks.is_idle(&format!("{keeper} {call}"));
         if !is_idle || self.rows.read(&key).await?.is_some() {
             return Ok(false);
         }

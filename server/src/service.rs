@@ -113,6 +113,8 @@ impl Calls for Service {
             Some(What::CreateFrom(create)) => Ok(Response::new(self.create_from(&caller, create).await?)),
             Some(What::Delete(delete)) => Ok(Response::new(self.cluster.delete(&caller, delete).await?)),
             Some(What::Expand(expand)) => Ok(Response::new(self.cluster.expand(&caller, expand).await?)),
+            Some(What::Attach(attach)) => Ok(Response::new(self.cluster.attach(&caller, attach).await?)),
+            Some(What::Detach(detach)) => Ok(Response::new(self.cluster.detach(&caller, detach).await?)),
             Some(What::Deregister(deregister)) => {
                 Ok(Response::new(self.cluster.deregister(&caller, deregister).await?))
             }

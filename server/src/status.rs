@@ -48,11 +48,13 @@ pub fn work_of(records: &[Record]) -> Work {
     }
 }
 
-/// Returns why a plugin refuses the work of a volume and of its claims, each.
+/// Returns why a plugin refuses the work of a volume, of its claims and of its attachments, each.
 fn parked(record: &Record) -> Vec<&str> {
     let of_volume = record.registration.iter().filter_map(|of| of.blocked.as_ref());
     let of_claims = record.claims.iter().filter_map(|claim| claim.blocked.as_ref());
-    of_volume.chain(of_claims).map(|blocked| blocked.reason.as_str()).collect()
+    let asked = record.attachments.iter().filter_map(|at| at.asked.as_ref());
+    let of_attachments = asked.filter_map(|asked| asked.blocked.as_ref());
+    of_volume.chain(of_claims).chain(of_attachments).map(|blocked| blocked.reason.as_str()).collect()
 }
 
 fn count(count: usize) -> u64 {

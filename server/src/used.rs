@@ -51,7 +51,8 @@ fn changes(before: &Record, after: &Record) -> Vec<(String, bool)> {
     let claims = claim_changes(before, after);
     let of_claims = claims.flat_map(|(had, has)| had.into_iter().chain(has)).map(|of| &of.node);
     let attachments = before.attachments.iter().chain(&after.attachments).map(|at| &at.node);
-    let nodes: BTreeSet<&String> = of_claims.chain(attachments).collect();
+    // AttachVolume may name a node that the servers do not know.
+    let nodes: BTreeSet<&String> = of_claims.chain(attachments).filter(|node| !node.is_empty()).collect();
     let changed = nodes.into_iter().filter_map(|node| match (has(before, node), has(after, node)) {
         (false, true) => Some((node.clone(), true)),
         (true, false) => Some((node.clone(), false)),

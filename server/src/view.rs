@@ -1,13 +1,19 @@
 //! Records as callers see them.
 
-use csi_proto::cluster::v1::{ClaimInList, ClaimRow, NodeExpansion, QueueRow, Spec, Use, VolumeRow};
+use csi_proto::cluster::v1::{
+    AttachmentRow, ClaimInList, ClaimRow, NodeExpansion, QueueRow, Spec, Use, VolumeRow,
+};
 use csi_proto::identity::{Identity, Role};
 use csid::cluster::rows::write_spec;
 use csid::error::cut;
-use csid::store::registry::{Claim, ClaimState, Expansion, Record, Registration, Standing, VolumeSpec};
+use csid::store::registry::{
+    Attachment, Claim, ClaimState, Expansion, Record, Registration, Standing, VolumeSpec,
+};
+use csid::store::rows::Leg;
 use csid::volume::rules::{owes, words_of};
 use csid_etcd::ClaimInList as ClaimOfList;
 
+use crate::by_call::attachments;
 use crate::excluded::excluding;
 
 /// Claims in a volume's row at most: for operators, and for others. A node needs its own ones, and takes 128 KiB.
@@ -18,6 +24,8 @@ const OPERATORS_QUEUE: usize = 64;
 const QUEUE: usize = 16;
 /// The nodes in it at most that owe an expansion.
 const OWING: usize = 64;
+/// Attachments by AttachVolume in it at most.
+const ATTACHMENTS: usize = 64;
 /// The limit of a claim's error and of a volume's, in bytes.
 const ERROR: usize = 512;
 
@@ -60,6 +68,8 @@ pub fn row(record: &Record, caller: &Identity) -> VolumeRow {
         queue_count: u64::try_from(record.queue.len()).unwrap_or(u64::MAX),
         validated: None,
         snapshot: None,
+        attachments: attachments(record).take(ATTACHMENTS).map(|at| attachment_row(at, caller)).collect(),
+        attached: None,
         expansion: registration.and_then(|of| expansion(of, caller)),
         error: registration
             .filter(|of| caller.role == Role::Operator || of.owner == caller.to_string())
@@ -83,6 +93,36 @@ fn expansion(registration: &Registration, caller: &Identity) -> Option<NodeExpan
         Role::Node | Role::Server => Vec::new(),
     };
     Some(NodeExpansion { required: owed.required, limit: owed.limit, nodes })
+}
+
+/// Returns the answer to an AttachVolume, with the publish context. It is for the caller whose call that is.
+pub fn attached(at: &Attachment, caller: &Identity) -> AttachmentRow {
+    AttachmentRow { publish_context: at.publish_context.clone(), ..attachment_row(at, caller) }
+}
+
+/// Returns an attachment by AttachVolume as this caller may see it.
+fn attachment_row(at: &Attachment, caller: &Identity) -> AttachmentRow {
+    let asked = at.asked.clone().unwrap_or_default();
+    let sees_error = caller.role == Role::Operator || asked.owner == caller.to_string();
+    let error = asked.error.filter(|_| sees_error).unwrap_or_default();
+    AttachmentRow {
+        node_id: at.node_id.clone().unwrap_or_default(),
+        node: at.node.clone(),
+        state: leg(at.leg).to_owned(),
+        error: cut(&error, ERROR).into_owned(),
+        owner: asked.owner,
+        publish_context: Default::default(),
+    }
+}
+
+/// Returns the word of an attachment's state.
+pub fn leg(leg: Leg) -> &'static str {
+    match leg {
+        Leg::Present => "attached",
+        Leg::Making => "attaching",
+        // A leg that is absent is removed from the record.
+        Leg::Removing | Leg::Absent => "detaching",
+    }
 }
 
 fn queue_row(claim: &Claim) -> QueueRow {

@@ -272,6 +272,7 @@ impl Registration {
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Attachment {
+    /// csid's name of the node. AttachVolume names the plugin's: empty then, unless servers know which node that is.
     pub node: String,
     /// The plugin's own name of the node when it was attached: a detach uses no other. `None`: the attach was not begun, or an
     /// earlier csid did not note it.
@@ -293,6 +294,25 @@ pub struct Attachment {
     /// The secrets of an attachment that claims made. Absent: an earlier csid made it, and kept them with the claims.
     #[serde(default)]
     pub secrets: Option<AttachSecrets>,
+    /// What the servers of a cluster keep of an AttachVolume. `None`: claims made the attachment, or csid alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked: Option<AskedAttach>,
+}
+
+/// What the servers of a cluster keep of an AttachVolume.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct AskedAttach {
+    /// The identity whose call it was. It detaches the volume.
+    pub owner: String,
+    /// The ID of the server that was asked last. While no call was made, that server judges whether the caller still waits.
+    pub keeper: String,
+    /// Why the last call has failed. `None`: it has not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// The plugin refuses the detach. It is tried again seldom, or when a caller asks. `None`: it does not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blocked: Option<Blocked>,
 }
 
 /// The secrets that the controller had for an attachment, and wants for its end.
@@ -345,6 +365,9 @@ pub struct DrivenCall {
     /// The node that is attached or detached, and the consumer whose claim wants it. Empty: the call is for no claim.
     pub node: String,
     pub consumer: String,
+    /// The plugin's name of the node, in a call for an attachment by AttachVolume. Empty: the call is for none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub node_id: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -368,7 +391,8 @@ pub enum DrivenRpc {
 /// Shows no value of the publish context, since a plugin may put a token there.
 impl fmt::Debug for Attachment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Attachment { node, node_id, leg, uncalled, publish_context, boot, by_call, secrets } = self;
+        let Attachment { node, node_id, leg, uncalled, publish_context, boot, by_call, secrets, asked } =
+            self;
         f.debug_struct("Attachment")
             .field("node", node)
             .field("node_id", node_id)
@@ -378,6 +402,7 @@ impl fmt::Debug for Attachment {
             .field("boot", boot)
             .field("by_call", by_call)
             .field("secrets", secrets)
+            .field("asked", asked)
             .finish()
     }
 }
@@ -404,6 +429,7 @@ impl Attachment {
             boot: None,
             by_call: None,
             secrets: None,
+            asked: None,
         }
     }
 }

@@ -7,14 +7,14 @@ use crate::error::{Error, Kind, Result};
 use crate::names;
 use crate::names::Word;
 use crate::store::registry::{
-    Capability, Claim, ClaimMode, Creation, Heal, Origin, Record, Registration, Standing, Use, VolumeName,
-    VolumeSpec,
+    AttachCall, Capability, Claim, ClaimMode, Creation, Heal, Origin, Record, Registration, Standing, Use,
+    VolumeName, VolumeSpec,
 };
-use crate::store::rows::VolumeKey;
+use crate::store::rows::{AccessMode, AttachmentMode, VolumeKey};
 use crate::store::volume_handle::VolumeHandle;
 use crate::volume::errors::claim::ClaimError;
 use crate::volume::errors::volume::VolumeError;
-use crate::volume::lifecycle;
+use crate::volume::lifecycle::{self, ModeFilter};
 use crate::volume::model::claim;
 
 pub use crate::plugin::{Created, proves_no_effect};
@@ -118,6 +118,36 @@ pub fn new_claim(consumer: &str, node: &str, uid: u32, usage: Use) -> Claim {
 /// Returns whether two claims of a volume exclude each other. They may be of different nodes.
 pub fn exclude_each_other(one: &Claim, other: &Claim) -> bool {
     claim::conflict(one, other)
+}
+
+/// Refuses AttachVolume and DetachVolume of a volume with claims.
+pub fn refuse_claimed(record: &Record) -> Result<()> {
+    ClaimError::refuse_claimed(record)
+}
+
+/// Makes the call AttachVolume of an identity of a cluster. The modes are words of the contract. Empty: any that the volume is registered with.
+pub fn new_attach(
+    record: &Record,
+    read_only: bool,
+    access_mode: &str,
+    attachment_mode: &str,
+) -> Result<AttachCall> {
+    let access = (!access_mode.is_empty()).then(|| AccessMode::read("access-mode", access_mode));
+    let attachment =
+        (!attachment_mode.is_empty()).then(|| AttachmentMode::read("attachment-mode", attachment_mode));
+    let modes = ModeFilter { access_mode: access.transpose()?, attachment_mode: attachment.transpose()? };
+    let capability = modes.choose(record)?;
+    Ok(AttachCall { uid: 0, read_only, capability, secrets_given: false })
+}
+
+/// Refuses an AttachVolume of a volume that another one has attached to the node otherwise.
+pub fn refuse_attached_otherwise(
+    name: &VolumeName,
+    node_id: &str,
+    present: &AttachCall,
+    wanted: &AttachCall,
+) -> Result<()> {
+    ClaimError::refuse_attached_otherwise(name, node_id, present, wanted)
 }
 
 /// Returns the acknowledged claims that a change removes.

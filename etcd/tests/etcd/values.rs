@@ -24,8 +24,13 @@ async fn driver_is_in_the_head_until_it_is_cleared() {
     let (registry, mut raw) =
         (registry(cluster.endpoints()), Raw::connect(cluster.members[0].endpoint()).await);
     swap_in(&registry, swap(&Record::none(name("data")), record("data", &["job/1"]))).await.unwrap();
-    let call =
-        DrivenCall { id: "c".into(), rpc: DrivenRpc::Unpublish, node: "n1".into(), consumer: "job/1".into() };
+    let call = DrivenCall {
+        id: "c".into(),
+        rpc: DrivenRpc::Unpublish,
+        node: "n1".into(),
+        consumer: "job/1".into(),
+        node_id: String::new(),
+    };
     let driver = Driver {
         server: "s".into(),
         host: "h".into(),

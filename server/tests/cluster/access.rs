@@ -9,10 +9,7 @@ use csi_proto::cluster::v1::cluster_client::ClusterClient;
 use csi_proto::cluster::v1::node_change::Change;
 use csi_proto::cluster::v1::resume_ask::Step;
 use csi_proto::cluster::v1::{
-    Accept, AuditAsk, BlockAsk, CallName, ChangeAsk, CreateAsk, DeleteAsk, DeleteSnapshotAsk, Deregister,
-    DrainAsk, ExpandAsk, FenceAsk, ForgetAsk, HeldClaims, InventoryAsk, ListAsk, ListExternal, NodeAsk,
-    NodeChange, NodeExpanded, NodesAsk, ReleaseAsk, RestoredAsk, ResumeAsk, ServersAsk, SnapshotAsk,
-    StatusAsk, UndrainAsk, UpgradeAsk, ValidateAsk, VolumeAsk, inventory_ask,
+    Accept, AttachAsk, AuditAsk, BlockAsk, CallName, ChangeAsk, CreateAsk, DeleteAsk, DeleteSnapshotAsk, Deregister, DetachAsk, DrainAsk, ExpandAsk, FenceAsk, ForgetAsk, HeldClaims, InventoryAsk, ListAsk, ListExternal, NodeAsk, NodeChange, NodeExpanded, NodesAsk, ReleaseAsk, RestoredAsk, ResumeAsk, ServersAsk, SnapshotAsk, StatusAsk, UndrainAsk, UpgradeAsk, ValidateAsk, VolumeAsk, inventory_ask,
 };
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Status};
@@ -108,6 +105,25 @@ async fn calls(channel: &Channel, node: &str, namespace: &str) -> BTreeMap<&'sta
     found.insert("delete", became(client.change(ChangeAsk { what: Some(What::Delete(delete)) }).await));
     let expand = ExpandAsk { namespace: namespace.into(), volume: "nothing".into(), required: 1, limit: 0 };
     found.insert("expand", became(client.change(ChangeAsk { what: Some(What::Expand(expand)) }).await));
+    let attach = AttachAsk {
+        namespace: namespace.into(),
+        volume: "nothing".into(),
+        node_id: "x".into(),
+        ..AttachAsk::default()
+    };
+    found.insert("attach", became(client.change(ChangeAsk { what: Some(What::Attach(attach)) }).await));
+    let detach = DetachAsk {
+        namespace: namespace.into(),
+        volume: "nothing".into(),
+        node_id: "x".into(),
+        forget: false,
+    };
+    let forget = DetachAsk { forget: true, ..detach.clone() };
+    found.insert("detach", became(client.change(ChangeAsk { what: Some(What::Detach(detach)) }).await));
+    found.insert(
+        "forget attachment",
+        became(client.change(ChangeAsk { what: Some(What::Detach(forget)) }).await),
+    );
     let (of, volume) = name();
     let validate = ValidateAsk { namespace: of, volume, capabilities: Vec::new() };
     found.insert("validate", became(client.change(ChangeAsk { what: Some(What::Validate(validate)) }).await));
@@ -194,6 +210,11 @@ fn all(of_namespace: [Became; 10], admin: [Became; 6]) -> [Became; 16] {
     all
 }
 
+/// Returns what becomes of a call that no grant allows. `register`: what becomes of a registration.
+fn without_grant(register: Became) -> Became {
+    if register == NoConnection { NoConnection } else { Denied }
+}
+
 #[tokio::test]
 async fn every_call_of_every_identity_is_as_granted() {
     let site = Site::start(1).await;
@@ -260,6 +281,18 @@ async fn every_call_of_every_identity_is_as_granted() {
         ),
         ("operator who creates", of("csid://prod/operator/creates"), none, none),
         (
+            "node that attaches",
+            of("csid://prod/node/n-attaches"),
+            all([Done, Decided, Denied, Done, Denied, Denied, Denied, Done, Done, Done], NO_ADMIN),
+            all([Done, Denied, Denied, Done, Denied, Denied, Denied, Denied, Denied, Done], NO_ADMIN),
+        ),
+        (
+            "operator who attaches",
+            of("csid://prod/operator/attaches"),
+            all([Denied, Denied, Denied, Denied, Denied, Denied, Denied, Done, Done, Done], NO_ADMIN),
+            all([Denied, Denied, Denied, Denied, Denied, Denied, Denied, Denied, Denied, Done], NO_ADMIN),
+        ),
+        (
             "operator with one grant",
             of("csid://prod/operator/releases"),
             all([Denied, Denied, Denied, Denied, Done, Denied, Denied, Denied, Denied, Denied], NO_ADMIN),
@@ -304,6 +337,7 @@ async fn every_call_of_every_identity_is_as_granted() {
                 "node that may join alone" => "joins",
                 "node without a grant" => "stranger",
                 "node that creates" => "n-creates",
+                "node that attaches" => "n-attaches",
                 "node with an operator's grants" => "n-trusted",
                 _ => "n1",
             };
@@ -346,9 +380,19 @@ async fn every_call_of_every_identity_is_as_granted() {
             let (create, delete) = match (who, namespace) {
                 ("operator with all grants", _) => (Decided, Done),
                 ("node that creates" | "operator who creates", "default") => (Decided, Done),
-                _ if due["register"] == NoConnection => (NoConnection, NoConnection),
-                _ => (Denied, Denied),
+                _ => (without_grant(due["register"]), without_grant(due["register"])),
             };
+            // What is not there is attached to nothing.
+            let (attach, detach) = match (who, namespace) {
+                ("operator with all grants", _) => (Decided, Done),
+                ("node that attaches" | "operator who attaches", "default") => (Decided, Done),
+                _ => (without_grant(due["register"]), without_grant(due["register"])),
+            };
+            due.extend([("attach", attach), ("detach", detach)]);
+            // To forget an attachment is to release what others have, by force.
+            let forget =
+                if who == "operator with all grants" { Decided } else { without_grant(due["register"]) };
+            due.insert("forget attachment", forget);
             // No node with a controller has joined, so no plugin is asked.
             let decided = |of: Became| if of == Done { Decided } else { of };
             due.insert("inventory", decided(due["servers"]));

@@ -27,7 +27,7 @@ pub async fn show(site: &Site, node: &str) -> NodeRow {
 }
 
 /// Fences a node, as an operator who has just looked at it.
-async fn fence(site: &Site, server: usize, node: &str) -> Result<NodeRow, Refusal> {
+pub async fn fence(site: &Site, server: usize, node: &str) -> Result<NodeRow, Refusal> {
     let revision = show(site, node).await.revision;
     set(site, server, node, Change::Fence(FenceAsk { reason: "no power".into(), revision, by_hand: false }))
         .await

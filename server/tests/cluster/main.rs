@@ -7,6 +7,8 @@ mod attach_lies;
 mod attach_random;
 mod attach_waits;
 mod audit;
+mod by_call;
+mod by_call_failures;
 mod certificates;
 mod claims;
 mod creation_failures;

@@ -117,6 +117,21 @@ namespaces = ["default"]
 may = ["create", "delete", "expand", "snapshot"]
 
 [[grant]]
+who = "operator/all"
+namespaces = ["*"]
+may = ["attach"]
+
+[[grant]]
+who = "node/n-attaches"
+namespaces = ["default"]
+may = ["attach"]
+
+[[grant]]
+who = "operator/attaches"
+namespaces = ["default"]
+may = ["attach", "read"]
+
+[[grant]]
 who = "operator/registers"
 namespaces = ["a"]
 may = ["register"]

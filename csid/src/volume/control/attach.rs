@@ -44,15 +44,11 @@ impl<S: Site> Engine<'_, S> {
         let record = self.records.registry.record(name.clone()).await?;
         if let Some(at) = record.attachments.iter().find(|at| at.is_by_call(node_id)) {
             refuse_anothers(at, call.uid, &name)?;
-            let owner = at.by_call.as_ref();
             if at.leg == Leg::Present {
-                return match owner.and_then(|owner| owner.other_option(call)) {
-                    None => Ok(at.publish_context.clone()),
-                    Some(option) => {
-                        Err(ClaimError::AttachedOtherwise { name, node_id: node_id.to_owned(), option }
-                            .into())
-                    }
-                };
+                if let Some(present) = &at.by_call {
+                    ClaimError::refuse_attached_otherwise(&name, node_id, present, call)?;
+                }
+                return Ok(at.publish_context.clone());
             }
             self.detach_call(target, node_id).await.map_err(|source| OperationError::Unsettled { source })?;
         }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::error::{Details, Error, Kind, Obstacle, Step};
-use crate::store::registry::{BoundTo, Record, VolumeName};
+use crate::store::registry::{AttachCall, BoundTo, Record, VolumeName};
 use crate::volume::model::admission::OF_UID;
 use crate::volume::model::claim::ClaimRefusal;
 use crate::volume::model::subject::ClaimKey;
@@ -117,6 +117,22 @@ impl ClaimError {
             return Ok(());
         }
         Err(ClaimError::Claimed { name: record.name.clone(), holders: record.consumers() }.into())
+    }
+
+    /// Refuses an AttachVolume of a volume that another one has attached to the node otherwise.
+    pub(in crate::volume) fn refuse_attached_otherwise(
+        name: &VolumeName,
+        node_id: &str,
+        present: &AttachCall,
+        wanted: &AttachCall,
+    ) -> Result<(), Error> {
+        match present.other_option(wanted) {
+            None => Ok(()),
+            Some(option) => {
+                let (name, node_id) = (name.clone(), node_id.to_owned());
+                Err(ClaimError::AttachedOtherwise { name, node_id, option }.into())
+            }
+        }
     }
 
     fn kind(&self) -> Kind {

@@ -1,0 +1,395 @@
+//! AttachVolume and DetachVolume, as callers ask for them: for a scheduler that keeps its own claims. The intent is written here, and the caller
+//! waits for the outcome. An attachment has no claim, and lives until it is detached.
+
+use std::time::Duration;
+
+use csi_proto::cluster::v1::{AttachAsk, DetachAsk, VolumeRow};
+use csi_proto::identity::Identity;
+use csid::error::Step;
+use csid::store::registry::{AskedAttach, Attachment, Blocked, Record, Registry, VolumeName};
+use csid::store::rows::Leg;
+use csid::volume::rules;
+use csid::{Error, Kind};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::by_call::{
+    attachment, attachments, due_attachments, end, failure_name, is_called, name_of_call, remove, set_keeper,
+};
+use crate::cluster::{Cluster, is_in_state, meta_guard, node_guard};
+use crate::controllers::{no_controller, plugin_guard};
+use crate::failure::{Result, ServerError};
+use crate::grants::May;
+use crate::records::{TRIES, busy};
+use crate::rows::NodeState;
+use crate::view;
+use crate::volumes::holders_of;
+use crate::wanted::CONTROLLER;
+
+/// The pause before an attach that has come to nothing is begun again.
+const PAUSE: Duration = Duration::from_secs(1);
+/// The limit of attachments of one volume.
+const OF_VOLUME: usize = 256;
+/// The limit of attachments of one identity that are being made or removed.
+const UNFINISHED: usize = 100;
+
+/// What a call has seen of an attachment.
+#[derive(Default)]
+struct Progress {
+    /// The attachment that the call has begun or joined was there.
+    has_begun: bool,
+    /// The call has had a detach tried again that the plugin has refused.
+    has_asked: bool,
+    /// Why the attach has failed, as far as the record says it.
+    error: Option<String>,
+    failed: bool,
+}
+
+impl Cluster {
+    /// Has a volume's controller attach it to a node. The same call joins what goes on.
+    pub async fn attach(&self, caller: &Identity, ask: AttachAsk) -> Result<VolumeRow> {
+        let name = rules::volume_name(&ask.namespace, &ask.volume)?;
+        self.require(caller, &name.namespace, May::Attach)?;
+        rules::check_node_id(&ask.node_id)?;
+        let begun = Instant::now();
+        let _asking = self.asks.begin(&name_of_call(&caller.to_string(), &name, &ask.node_id), None);
+        let mut driven = self.subscribe_driven(&name);
+        let (mut tries, mut progress, mut try_begun) = (0, Progress::default(), begun);
+        while tries < TRIES {
+            driven.borrow_and_update();
+            if begun.elapsed() >= CONTROLLER && !progress.has_begun {
+                return Err(too_late(&name, Step::Attach));
+            }
+            let Some(record) = self.try_attach(caller, &name, &ask, &mut progress).await? else {
+                tries += 1;
+                continue;
+            };
+            let at = attachment(&record, &ask.node_id);
+            match at.map(|at| at.leg) {
+                Some(Leg::Present) => {
+                    let attached = at.map(|at| view::attached(at, caller));
+                    return Ok(VolumeRow { attached, ..view::row(&record, caller) });
+                }
+                Some(Leg::Making) if !progress.failed => progress.has_begun = true,
+                Some(Leg::Removing | Leg::Absent) if progress.has_begun => {
+                    progress.failed = true;
+                    progress.error = error_of(at).or(progress.error);
+                }
+                None if !progress.has_begun => {}
+                None | Some(Leg::Making) => {
+                    let error = self.not_attached(&name, &ask, try_begun, progress);
+                    if !error.details.retryable || begun.elapsed() >= CONTROLLER {
+                        return Err(error.into());
+                    }
+                    // Nothing is left of that try, and the caller still waits.
+                    (progress, try_begun) = (Progress::default(), Instant::now());
+                    tokio::time::sleep(PAUSE).await;
+                    continue;
+                }
+                Some(_) => {}
+            }
+            if let Some(error) = blocked(&record, &ask.node_id).filter(|_| progress.has_asked) {
+                return Err(error);
+            }
+            if begun.elapsed() >= CONTROLLER {
+                if progress.failed {
+                    return Err(self.not_attached(&name, &ask, try_begun, progress).into());
+                }
+                if !self.withdraw_attach(&record, &ask.node_id).await? {
+                    tries += 1;
+                    continue;
+                }
+                let error = late(&record, at, &ask.node_id, Step::Attach);
+                if at.is_some_and(|at| at.uncalled) {
+                    // The same call may wait here, too.
+                    self.note_failure(&failure_name(&name, &ask.node_id), error.clone());
+                }
+                return Err(error.into());
+            }
+            self.wait_for_attachment(&record, &mut driven, begun).await?;
+        }
+        Err(busy(&name))
+    }
+
+    /// Has a volume's controller detach it from a node. What is not attached is detached already.
+    pub async fn detach(&self, caller: &Identity, ask: DetachAsk) -> Result<VolumeRow> {
+        let name = rules::volume_name(&ask.namespace, &ask.volume)?;
+        self.require(caller, &name.namespace, May::Attach)?;
+        if ask.forget {
+            // It is said that the node has the volume no more, whatever the plugin says.
+            self.require(caller, &name.namespace, May::ReleaseOthers)?;
+            self.require(caller, &name.namespace, May::Fence)?;
+        }
+        rules::check_node_id(&ask.node_id)?;
+        let begun = Instant::now();
+        let mut driven = self.subscribe_driven(&name);
+        let (mut tries, mut has_asked) = (0, false);
+        while tries < TRIES {
+            driven.borrow_and_update();
+            if begun.elapsed() >= CONTROLLER && !has_asked {
+                return Err(too_late(&name, Step::Detach));
+            }
+            let Some(record) = self.try_detach(caller, &name, &ask, &mut has_asked).await? else {
+                tries += 1;
+                continue;
+            };
+            // Another one may have been made since the one that was meant has ended.
+            let at = attachment(&record, &ask.node_id).filter(|at| at.leg == Leg::Removing);
+            let Some(at) = at else { return Ok(view::row(&record, caller)) };
+            if let Some(error) = blocked(&record, &ask.node_id).filter(|_| has_asked) {
+                return Err(error);
+            }
+            if begun.elapsed() >= CONTROLLER {
+                return Err(late(&record, Some(at), &ask.node_id, Step::Detach).into());
+            }
+            self.wait_for_attachment(&record, &mut driven, begun).await?;
+        }
+        Err(busy(&name))
+    }
+
+    /// Waits for a change of a record, or until the caller's time is over.
+    async fn wait_for_attachment(
+        &self,
+        record: &Record,
+        driven: &mut watch::Receiver<u64>,
+        begun: Instant,
+    ) -> Result<()> {
+        self.wake(&record.name);
+        tokio::select! {
+            _ = driven.changed() => Ok(()),
+            // Another server may call the controller.
+            changed = self.changed_elsewhere(&record.name, record.revision) => changed,
+            () = self.presence.stopped() => Err(self.presence.cut_off()),
+            () = tokio::time::sleep_until(begun + CONTROLLER) => Ok(()),
+        }
+    }
+
+    /// Writes the intent of an attach, or joins the one that goes on. Returns the record. `None`: it or a row has changed since it was read.
+    async fn try_attach(
+        &self,
+        caller: &Identity,
+        name: &VolumeName,
+        ask: &AttachAsk,
+        progress: &mut Progress,
+    ) -> Result<Option<Record>> {
+        let here = self.presence.here()?;
+        let meta = self.normal().await?;
+        let mut guards = vec![meta_guard(&meta), here.guard()];
+        guards.extend(self.unblocked_guard(caller).await?);
+        let record = self.registry.record(name.clone()).await?;
+        rules::registered(&record)?;
+        let wanted = rules::new_attach(&record, ask.read_only, &ask.access_mode, &ask.attachment_mode)?;
+        let mut after = record.clone();
+        if let Some(at) = attachment(&record, &ask.node_id) {
+            let asked = at.asked.as_ref();
+            if asked.is_none_or(|asked| asked.owner != caller.to_string()) {
+                return Err(another_attacher(name, &ask.node_id));
+            }
+            if at.leg != Leg::Removing
+                && let Some(present) = &at.by_call
+            {
+                rules::refuse_attached_otherwise(name, &ask.node_id, present, &wanted)?;
+            }
+            let is_blocked = asked.is_some_and(|asked| asked.blocked.is_some());
+            match at.leg {
+                Leg::Making if at.uncalled && asked.is_some_and(|asked| asked.keeper != here.id) => {
+                    set_keeper(&mut after, &ask.node_id, &here.id);
+                }
+                Leg::Removing if is_blocked && !progress.has_asked && !progress.has_begun => {
+                    end(&mut after, &ask.node_id);
+                }
+                _ => return Ok(Some(record)),
+            }
+            progress.has_asked |= is_blocked;
+            return Ok(self.swap(&record, after, guards).await?);
+        }
+        // An attachment that was forgotten may still have its call.
+        if progress.has_begun || is_called(&record, &ask.node_id) {
+            return Ok(Some(record));
+        }
+        rules::refuse_claimed(&record).map_err(|error| holders_of(&record, error))?;
+        rules::refuse_expanding(&record)?;
+        if attachments(&record).count() >= OF_VOLUME {
+            let text = format!("{name} has {OF_VOLUME} attachments by AttachVolume, the limit");
+            return Err(Error::new(Kind::RateLimited, text).into());
+        }
+        self.refuse_more_attachments(caller).await?;
+        let plugin = &record.volume.plugin;
+        let node = self.node_of_id(plugin, &ask.node_id).await?;
+        let row = match &node {
+            Some(node) => self.node(node).await?,
+            None => None,
+        };
+        let around = self.around_row(&record, row).await?;
+        if !around.has_controllers {
+            return match self.has_changed_plugin(plugin, &around).await? {
+                true => Ok(None),
+                false => Err(no_controller(name, plugin)),
+            };
+        }
+        guards.push(plugin_guard(plugin, around.plugin.as_ref()));
+        if let (Some(node), Some(row)) = (&node, &around.node) {
+            if row.value.state != NodeState::Ready {
+                return match self.has_changed(node, row).await? {
+                    true => Ok(None),
+                    false => Err(is_in_state(node, row.value.state)),
+                };
+            }
+            if let Some(error) = self.refuse_limit(&record, node, &row.value).await? {
+                return Err(error.into());
+            }
+            let guard = node_guard(node, row);
+            if !guards.contains(&guard) {
+                guards.push(guard);
+            }
+        }
+        let asked =
+            AskedAttach { owner: caller.to_string(), keeper: here.id.clone(), ..AskedAttach::default() };
+        after.attachments.push(Attachment {
+            node_id: Some(ask.node_id.clone()),
+            uncalled: true,
+            by_call: Some(wanted),
+            asked: Some(asked),
+            ..Attachment::new(node.as_deref().unwrap_or_default(), Leg::Making)
+        });
+        let swapped = self.swap(&record, after, guards).await?;
+        if swapped.is_some() {
+            tracing::info!(%caller, volume = %name, node_id = ask.node_id, "a volume is to be attached");
+        }
+        Ok(swapped)
+    }
+
+    /// Removes the row of an attachment for which no call was made in the caller's time. Returns `false` if the record has changed.
+    async fn withdraw_attach(&self, record: &Record, node_id: &str) -> Result<bool> {
+        if attachment(record, node_id).is_none_or(|at| !at.uncalled) {
+            return Ok(true);
+        }
+        let (here, meta) = (self.presence.here()?, self.meta().await?);
+        let mut after = record.clone();
+        remove(&mut after, node_id);
+        Ok(self.swap_granting(record, after, vec![meta_guard(&meta), here.guard()]).await?.is_some())
+    }
+
+    /// Writes that a volume is to be detached, or joins the detach that goes on. Returns the record. `None`: it or a row has changed since it was
+    /// read.
+    async fn try_detach(
+        &self,
+        caller: &Identity,
+        name: &VolumeName,
+        ask: &DetachAsk,
+        has_asked: &mut bool,
+    ) -> Result<Option<Record>> {
+        let here = self.presence.here()?;
+        let meta = self.normal().await?;
+        let mut guards = vec![meta_guard(&meta), here.guard()];
+        guards.extend(self.unblocked_guard(caller).await?);
+        let record = self.registry.record(name.clone()).await?;
+        let Some(at) = attachment(&record, &ask.node_id) else {
+            // A claim that has waited may have the volume since this call has ended the attachment.
+            if *has_asked {
+                return Ok(Some(record));
+            }
+            rules::refuse_claimed(&record).map_err(|error| holders_of(&record, error))?;
+            if ask.forget {
+                let text = format!("AttachVolume has attached {name} to no node {}", ask.node_id);
+                return Err(Error::not_found(text).into());
+            }
+            return Ok(Some(record));
+        };
+        let asked = at.asked.as_ref();
+        if asked.is_none_or(|asked| asked.owner != caller.to_string())
+            && !self.config.grants.allow(caller, &name.namespace, May::ReleaseOthers)
+        {
+            return Err(another_attacher(name, &ask.node_id));
+        }
+        let is_blocked = asked.is_some_and(|asked| asked.blocked.is_some());
+        let goes_on = at.leg == Leg::Removing && !ask.forget && !is_blocked;
+        if *has_asked || goes_on {
+            *has_asked = true;
+            return Ok(Some(record));
+        }
+        let mut after = record.clone();
+        match ask.forget {
+            true => remove(&mut after, &ask.node_id),
+            false => end(&mut after, &ask.node_id),
+        }
+        let swapped = self.swap_granting(&record, after, guards).await?;
+        if swapped.is_some() {
+            *has_asked = true;
+            if ask.forget {
+                tracing::warn!(%caller, volume = %name, node_id = ask.node_id, "an attachment was forgotten");
+            }
+        }
+        Ok(swapped)
+    }
+
+    /// Refuses a caller with as many attachments under way as it may have.
+    async fn refuse_more_attachments(&self, caller: &Identity) -> Result<()> {
+        let owner = caller.to_string();
+        let is_own = |at: &&Attachment| at.asked.as_ref().is_some_and(|asked| asked.owner == owner);
+        let (records, _) = self.registry.restless().await?;
+        let count: usize = records.iter().map(|record| due_attachments(record).filter(is_own).count()).sum();
+        match count >= UNFINISHED {
+            false => Ok(()),
+            true => {
+                let text = format!("{count} attachments of {caller} are being made or removed, the limit");
+                Err(Error::new(Kind::RateLimited, text).into())
+            }
+        }
+    }
+
+    /// Returns why an attach came to nothing.
+    fn not_attached(&self, name: &VolumeName, ask: &AttachAsk, begun: Instant, progress: Progress) -> Error {
+        let known = self.failure_since(&failure_name(name, &ask.node_id), begun);
+        let unknown = || {
+            let why = progress.error.unwrap_or_else(|| {
+                "it was detached meanwhile, or another server knows the failure".to_owned()
+            });
+            let text = format!("{name} was not attached to {}: {why}", ask.node_id);
+            Error::new(Kind::PluginError, text)
+        };
+        known.unwrap_or_else(unknown).with(|details| details.step = Some(Step::Attach))
+    }
+}
+
+fn error_of(at: Option<&Attachment>) -> Option<String> {
+    at.and_then(|at| at.asked.as_ref()).and_then(|asked| asked.error.clone())
+}
+
+/// Returns the error of a detach that the plugin refuses. `None`: it does not.
+fn blocked(record: &Record, node_id: &str) -> Option<ServerError> {
+    let at = attachment(record, node_id)?;
+    let Blocked { reason } = at.asked.as_ref()?.blocked.as_ref()?;
+    let text = format!("{} is not detached from {node_id}: {reason}", record.name);
+    Some(Error::new(Kind::PluginError, text).with(|details| details.step = Some(Step::Detach)).into())
+}
+
+/// Returns the error of an attachment that another identity has made.
+fn another_attacher(name: &VolumeName, node_id: &str) -> ServerError {
+    ServerError::denied(format!("another identity has attached {name} to {node_id}"))
+}
+
+/// Returns the error of a call for which nothing was done in its time. Its caller may have attached the volume again since.
+fn too_late(name: &VolumeName, step: Step) -> ServerError {
+    let text = format!("{name}: the servers have not begun in {} s", CONTROLLER.as_secs());
+    Error::new(Kind::TimedOut, text).with(|details| details.step = Some(step)).into()
+}
+
+/// Returns the error of a call that takes longer than its caller may wait. `at`: the attachment as the record has it.
+fn late(record: &Record, at: Option<&Attachment>, node_id: &str, step: Step) -> Error {
+    let name = &record.name;
+    let last = error_of(at).map(|error| format!("; the last try: {error}")).unwrap_or_default();
+    let text = match at.map(|at| (at.leg, at.uncalled)) {
+        Some((Leg::Making, true)) => {
+            let plugin = &record.volume.plugin;
+            format!(
+                "{name} was not attached to {node_id}: no controller of plugin {plugin} took the call{last}"
+            )
+        }
+        Some((Leg::Making, false)) => {
+            format!("{name} is not attached to {node_id} yet, and the servers go on{last}")
+        }
+        _ => format!("{name} is not detached from {node_id} yet, and the servers go on{last}"),
+    };
+    Error::new(Kind::TimedOut, text).with(|details| details.step = Some(step))
+}

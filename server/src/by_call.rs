@@ -1,0 +1,231 @@
+//! Attachments by AttachVolume, as changes of their record. They are pure.
+//!
+//! ```text
+//!            intent            answered
+//!   nothing ───────▶ making ─────────────▶ present
+//!      ▲ never asked  │  │ no answer, refused  │ DetachVolume, a fence
+//!      ├──────────────┘  ▼                     │
+//!      └─ acknowledged ─ removing ◀────────────┘
+//! ```
+//!
+//! A volume with such an attachment has no claim, and one with a claim has no such attachment.
+
+use csid::store::registry::{Attachment, Blocked, DrivenCall, DrivenRpc, Record, VolumeName};
+use csid::store::rows::Leg;
+use csid::volume::rules::{ClaimAction, ClaimOutcome};
+
+use crate::forward::Ended;
+
+/// Returns the name under which the failure of an attachment is kept for the callers that wait.
+pub fn failure_name(name: &VolumeName, node_id: &str) -> String {
+    format!("attach {name} to {node_id}")
+}
+
+/// Returns the name by which servers know that a caller waits for an attachment.
+pub fn name_of_call(owner: &str, name: &VolumeName, node_id: &str) -> String {
+    format!("{owner}/attach {name} to {node_id}")
+}
+
+/// Returns the attachment by AttachVolume for a node. `node_id`: the plugin's name of the node.
+pub fn attachment<'a>(record: &'a Record, node_id: &str) -> Option<&'a Attachment> {
+    record.attachments.iter().find(|at| at.is_by_call(node_id))
+}
+
+fn attachment_mut<'a>(record: &'a mut Record, node_id: &str) -> Option<&'a mut Attachment> {
+    record.attachments.iter_mut().find(|at| at.is_by_call(node_id))
+}
+
+/// Returns the attachments by AttachVolume of a record.
+pub fn attachments(record: &Record) -> impl Iterator<Item = &Attachment> {
+    record.attachments.iter().filter(|at| at.by_call.is_some())
+}
+
+/// Returns those for which a controller may have to be called, those that end first.
+pub fn due_attachments(record: &Record) -> impl Iterator<Item = &Attachment> {
+    let of = |leg: Leg| attachments(record).filter(move |at| at.leg == leg);
+    of(Leg::Removing).chain(of(Leg::Making))
+}
+
+/// Returns whether a controller is being called for a node's attachment.
+pub fn is_called(record: &Record, node_id: &str) -> bool {
+    let call = record.driver.as_ref().and_then(|driver| driver.call.as_ref());
+    call.is_some_and(|call| call.node_id == node_id)
+}
+
+/// Ends an attachment: its row is removed if no controller was called for it, else it is to be detached.
+pub fn end(record: &mut Record, node_id: &str) {
+    match attachment_mut(record, node_id) {
+        Some(at) if !at.uncalled => {
+            at.leg = Leg::Removing;
+            if let Some(asked) = &mut at.asked {
+                asked.blocked = None;
+            }
+        }
+        Some(_) => remove(record, node_id),
+        None => {}
+    }
+}
+
+/// Removes the row of an attachment.
+pub fn remove(record: &mut Record, node_id: &str) {
+    record.attachments.retain(|at| !at.is_by_call(node_id));
+}
+
+/// Notes that a controller is called for an attachment.
+pub fn set_called(record: &mut Record, node_id: &str) {
+    if let Some(at) = attachment_mut(record, node_id) {
+        at.uncalled = false;
+    }
+}
+
+/// Notes which server was asked last.
+pub fn set_keeper(record: &mut Record, node_id: &str, keeper: &str) {
+    if let Some(asked) = attachment_mut(record, node_id).and_then(|at| at.asked.as_mut()) {
+        keeper.clone_into(&mut asked.keeper);
+    }
+}
+
+/// Enters how a call has ended. `was_asked`: an earlier call may have had an effect. `is_ready`: volumes may be attached to the node.
+pub fn enter_end(
+    record: &mut Record,
+    node_id: &str,
+    action: ClaimAction,
+    of: &Ended,
+    (was_asked, is_ready): (bool, bool),
+) {
+    // The row of an attachment that was forgotten is gone.
+    let Some(at) = attachment_mut(record, node_id) else { return };
+    let is_wanted = at.leg == Leg::Making && is_ready;
+    if let Some(asked) = &mut at.asked {
+        asked.error = of.error.as_ref().map(|error| error.message.clone());
+    }
+    if action != ClaimAction::Attach {
+        match &of.outcome {
+            ClaimOutcome::Done => remove(record, node_id),
+            ClaimOutcome::Hopeless(why) | ClaimOutcome::NotSent(Some(why)) => {
+                let blocked = Blocked { reason: why.clone() };
+                at.asked.iter_mut().for_each(|asked| asked.blocked = Some(blocked.clone()));
+            }
+            ClaimOutcome::Unknown | ClaimOutcome::Again | ClaimOutcome::NotSent(None) => {}
+        }
+        return;
+    }
+    match &of.outcome {
+        ClaimOutcome::Done => {
+            at.leg = if is_wanted { Leg::Present } else { Leg::Removing };
+            at.publish_context = of.context.clone().unwrap_or_default();
+        }
+        ClaimOutcome::NotSent(None) if is_wanted => at.uncalled = !was_asked,
+        ClaimOutcome::NotSent(_) if !was_asked => remove(record, node_id),
+        ClaimOutcome::Again if is_wanted => {}
+        // A plugin that has refused it may have attached the volume all the same.
+        _ => at.leg = Leg::Removing,
+    }
+}
+
+/// Enters that a call has no answer.
+pub fn enter_lost(record: &mut Record, call: &DrivenCall, host: &str) {
+    let action = match call.rpc {
+        DrivenRpc::Publish => ClaimAction::Attach,
+        _ => ClaimAction::Detach,
+    };
+    enter_end(record, &call.node_id, action, &Ended::lost(host), (true, true));
+}
+
+#[cfg(test)]
+mod tests {
+    use csid::store::registry::AskedAttach;
+    use csid::volume::rules;
+    use csid::{Error, Kind};
+
+    use super::*;
+
+    const ID: &str = "i-1";
+
+    fn record(leg: Leg, uncalled: bool) -> Record {
+        let name = VolumeName { namespace: "ns".into(), volume: "v".into() };
+        let mut record = Record::none(name);
+        let usage = rules::read_use("write", "single-node-writer", "file-system").unwrap();
+        let spec = csid::store::registry::VolumeSpec {
+            capabilities: vec![usage.capability],
+            ..csid::store::registry::VolumeSpec::default()
+        };
+        record.registration = Some(rules::new_registration("operator/a", spec));
+        let by_call = Some(rules::new_attach(&record, false, "", "").unwrap());
+        let asked = Some(AskedAttach { owner: "operator/a".into(), ..AskedAttach::default() });
+        let at = Attachment::new("n1", leg);
+        record.attachments.push(Attachment { node_id: Some(ID.into()), uncalled, by_call, asked, ..at });
+        record
+    }
+
+    fn failed(outcome: ClaimOutcome) -> Ended {
+        Ended::failed(outcome, Error::new(Kind::PluginError, "no"))
+    }
+
+    fn done() -> Ended {
+        let context = Some([("device".to_owned(), "x".to_owned())].into());
+        Ended { outcome: ClaimOutcome::Done, context, error: None }
+    }
+
+    /// Returns the leg after the end of an attach, whether no call was made, and whether the row is there.
+    fn attached(leg: Leg, of: &Ended, was_asked: bool, is_ready: bool) -> (Leg, bool) {
+        let mut record = record(leg, false);
+        enter_end(&mut record, ID, ClaimAction::Attach, of, (was_asked, is_ready));
+        attachment(&record, ID).map_or((Leg::Absent, false), |at| (at.leg, at.uncalled))
+    }
+
+    #[test]
+    fn what_was_never_asked_of_a_plugin_leaves_nothing() {
+        let not_sent = || failed(ClaimOutcome::NotSent(None));
+        let withheld = || failed(ClaimOutcome::NotSent(Some("no".into())));
+        assert_eq!(attached(Leg::Making, &not_sent(), false, true), (Leg::Making, true));
+        assert_eq!(attached(Leg::Making, &not_sent(), false, false), (Leg::Absent, false));
+        assert_eq!(attached(Leg::Making, &withheld(), false, true), (Leg::Absent, false));
+        assert_eq!(attached(Leg::Removing, &not_sent(), false, true), (Leg::Absent, false));
+        // An earlier call may have had its effect.
+        assert_eq!(attached(Leg::Making, &not_sent(), true, true), (Leg::Making, false));
+        assert_eq!(attached(Leg::Making, &not_sent(), true, false), (Leg::Removing, false));
+        assert_eq!(attached(Leg::Making, &withheld(), true, true), (Leg::Removing, false));
+        let mut record = record(Leg::Making, true);
+        end(&mut record, ID);
+        assert_eq!(attachment(&record, ID), None);
+    }
+
+    #[test]
+    fn what_may_be_attached_is_detached() {
+        let refused = || failed(ClaimOutcome::Hopeless("no".into()));
+        for of in [refused(), failed(ClaimOutcome::Unknown)] {
+            assert_eq!(attached(Leg::Making, &of, false, true), (Leg::Removing, false));
+        }
+        assert_eq!(attached(Leg::Making, &failed(ClaimOutcome::Again), false, true), (Leg::Making, false));
+        assert_eq!(attached(Leg::Making, &failed(ClaimOutcome::Again), false, false).0, Leg::Removing);
+        assert_eq!(attached(Leg::Making, &done(), false, true), (Leg::Present, false));
+        // DetachVolume or a fence has come meanwhile.
+        assert_eq!(attached(Leg::Removing, &done(), false, true), (Leg::Removing, false));
+        assert_eq!(attached(Leg::Making, &done(), false, false), (Leg::Removing, false));
+        let mut record = record(Leg::Present, false);
+        end(&mut record, ID);
+        assert_eq!(attachment(&record, ID).unwrap().leg, Leg::Removing);
+    }
+
+    #[test]
+    fn acknowledged_detach_alone_ends_an_attachment() {
+        for (of, is_blocked) in [
+            (failed(ClaimOutcome::Unknown), false),
+            (failed(ClaimOutcome::NotSent(None)), false),
+            (failed(ClaimOutcome::Hopeless("no".into())), true),
+        ] {
+            let mut record = record(Leg::Removing, false);
+            enter_end(&mut record, ID, ClaimAction::Detach, &of, (true, true));
+            let asked = attachment(&record, ID).unwrap().asked.clone().unwrap();
+            assert_eq!((asked.blocked.is_some(), asked.error.as_deref()), (is_blocked, Some("no")));
+            end(&mut record, ID);
+            assert_eq!(attachment(&record, ID).unwrap().asked.as_ref().unwrap().blocked, None);
+            enter_end(&mut record, ID, ClaimAction::Detach, &done(), (true, true));
+            assert_eq!(attachment(&record, ID), None);
+            // It was forgotten during a call.
+            enter_end(&mut record, ID, ClaimAction::Attach, &done(), (true, true));
+            assert!(record.attachments.is_empty());
+        }
+    }
+}

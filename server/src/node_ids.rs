@@ -1,0 +1,60 @@
+//! The nodes by the plugins' names of them, as nodes have reported these.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use csid::{Error, Kind};
+use csid_etcd::{RowKey, Rows};
+
+use crate::cluster::{Cluster, NodeIds};
+use crate::failure::Result;
+use crate::rows::{self, NodeRow, Read};
+
+/// Nodes that are read together.
+const NODES: i64 = 100;
+
+impl Cluster {
+    /// Returns the node for which a plugin has this name. `None`: no node has reported it. Fails if two nodes have.
+    pub async fn node_of_id(&self, plugin: &str, node_id: &str) -> Result<Option<String>> {
+        let ids = self.node_ids_now().await?;
+        let found = ids.nodes.get(&(plugin.to_owned(), node_id.to_owned()));
+        match found.map(Vec::as_slice).unwrap_or_default() {
+            [] => Ok(None),
+            [node] => Ok(Some(node.clone())),
+            [one, other, ..] => {
+                let text = format!("plugin {plugin} has the same name for node {one} as for node {other}");
+                Err(Error::new(Kind::NotAuthorized, text).into())
+            }
+        }
+    }
+
+    /// Returns all names, which are read again when a node's row has changed.
+    async fn node_ids_now(&self) -> Result<Arc<NodeIds>> {
+        let revision = self.registry.nodes_changed();
+        if let Some(ids) = self.known_node_ids().filter(|ids| ids.revision == revision) {
+            return Ok(ids);
+        }
+        let mut ids = NodeIds { revision, nodes: HashMap::new() };
+        let mut after = String::new();
+        loop {
+            let found = self.rows.list(&Rows::Nodes { after: after.clone() }, NODES).await?;
+            for (key, row) in &found {
+                let RowKey::Node(node) = key else { continue };
+                after.clone_from(node);
+                // The name of a node whose row cannot be read is not known.
+                let Ok(Read { value, .. }) = rows::read::<NodeRow>(key, row) else { continue };
+                for (plugin, of) in value.plugins {
+                    if let Some(node_id) = of.node_id {
+                        ids.nodes.entry((plugin, node_id)).or_default().push(node.clone());
+                    }
+                }
+            }
+            if found.is_empty() {
+                break;
+            }
+        }
+        let ids = Arc::new(ids);
+        self.know_node_ids(ids.clone());
+        Ok(ids)
+    }
+}

@@ -1,0 +1,171 @@
+//! AttachVolume through servers and controllers that die, hang or lie.
+
+use std::time::{Duration, Instant};
+
+use csi_proto::cluster::v1::call_ended::How;
+use csi_proto::cluster::v1::change_ask::What;
+use csi_proto::cluster::v1::{Answer, CallEnded, DetachAsk};
+
+use crate::attach::{Controller, attached, claiming, head, is_publish, node_id, row, user};
+use crate::by_call::{at, attach_ask, attaching, change, detach_ask, detaching, once};
+use crate::site::{Site, eventually};
+
+#[tokio::test]
+async fn attach_without_an_answer_is_detached_first() {
+    let site = Site::start(1).await;
+    site.register("data", "single-node-writer").await;
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    let client = site.operator(0, "attaches");
+    let attach = attaching(&client, attach_ask("data", "x"));
+    let lost = controller.called().await;
+    controller.join_again(0).await;
+    // The answer to the lost call comes in the new session.
+    controller.end(&lost, attached("/dev/late")).await;
+    let undo = controller.called().await;
+    assert!(!is_publish(&undo) && undo.epoch > lost.epoch, "{undo:?}");
+    let found = at(&site, "data", "x").await;
+    assert!(found.contains("removing") && !found.contains("late"), "{found}");
+    controller.end(&undo, How::Answer(Answer::default())).await;
+    // The caller still waits.
+    assert!(controller.publish().await.epoch > undo.epoch);
+    attach.await.unwrap().unwrap();
+}
+
+/// The server that has sent the call dies. Another one drives it on, and the caller asks that one.
+#[tokio::test]
+async fn attach_of_a_killed_server_is_driven_on() {
+    let mut site = Site::start(2).await;
+    site.register("data", "single-node-writer").await;
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    let mut first = site.operator(0, "attaches");
+    let asked = tokio::spawn(async move { once(&mut first, What::Attach(attach_ask("data", "x"))).await });
+    let lost = controller.called().await;
+    site.servers[0].kill();
+    let begun = Instant::now();
+    asked.await.unwrap().unwrap_err();
+    let attach = attaching(&site.operator(1, "attaches"), attach_ask("data", "x"));
+    controller.join_again(1).await;
+    let undo = controller.called_within(Duration::from_secs(30)).await;
+    assert!(begun.elapsed() < Duration::from_secs(20), "it took {:?}", begun.elapsed());
+    assert!(!is_publish(&undo) && undo.epoch > lost.epoch, "{undo:?}");
+    controller.end(&undo, How::Answer(Answer::default())).await;
+    controller.publish().await;
+    assert_eq!(attach.await.unwrap().unwrap().publish_context["device"], "/dev/x");
+    // The driver of the detach is lost, too.
+    let detach = detaching(&site.operator(1, "attaches"), detach_ask("data", "x"));
+    let lost = controller.called().await;
+    assert!(!is_publish(&lost));
+    controller.join_again(1).await;
+    let again = controller.unpublish().await;
+    assert!(again.epoch > lost.epoch);
+    detach.await.unwrap().unwrap();
+}
+
+/// The server dies between its answer's write and the caller's answer: the same call has the same answer.
+#[tokio::test]
+async fn lost_answer_is_had_by_the_same_call() {
+    let mut site = Site::start(2).await;
+    site.register("data", "single-node-writer").await;
+    let mut controller = Controller::start(&site, "c1", 1).await;
+    let mut first = site.operator(0, "attaches");
+    let asked = tokio::spawn(async move { once(&mut first, What::Attach(attach_ask("data", "x"))).await });
+    let call = controller.called().await;
+    site.servers[0].kill();
+    controller.end(&call, attached("/dev/x")).await;
+    asked.await.unwrap().unwrap_err();
+    let mut second = site.operator(1, "attaches");
+    let answer = change(&mut second, What::Attach(attach_ask("data", "x"))).await.unwrap();
+    assert_eq!(answer.attached.unwrap().publish_context["device"], "/dev/x");
+    assert!(!controller.is_called(Duration::from_millis(500)).await, "it was called again");
+}
+
+#[tokio::test]
+async fn attach_that_no_controller_takes_leaves_nothing() {
+    let mut site = Site::start(2).await;
+    site.register("data", "single-node-writer").await;
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    controller.leave().await;
+    let (n1, _one) = user(&site, "n1", 1).await;
+    let mut client = site.operator(0, "attaches");
+    let asked = once(&mut client, What::Attach(attach_ask("data", "x"))).await.unwrap_err();
+    assert!(asked.kind == "TimedOut" && asked.retryable, "{asked:?}");
+    assert_eq!(at(&site, "data", "x").await, "");
+    // DetachVolume ends at once what was not asked of a controller.
+    let mut other = site.operator(0, "attaches");
+    let waits = tokio::spawn(async move { once(&mut other, What::Attach(attach_ask("data", "x"))).await });
+    eventually("it is wanted", async || !at(&site, "data", "x").await.is_empty()).await;
+    once(&mut client, What::Detach(detach_ask("data", "x"))).await.unwrap();
+    assert_eq!(at(&site, "data", "x").await, "");
+    waits.await.unwrap().unwrap_err();
+    // The server that keeps it dies, and nobody repeats the call.
+    let mut other = site.operator(0, "attaches");
+    let waits = tokio::spawn(async move { once(&mut other, What::Attach(attach_ask("data", "x"))).await });
+    eventually("it is wanted", async || !at(&site, "data", "x").await.is_empty()).await;
+    site.servers[0].kill();
+    waits.await.unwrap().unwrap_err();
+    let begun = Instant::now();
+    while !at(&site, "data", "x").await.is_empty() {
+        assert!(begun.elapsed() < Duration::from_secs(120), "it stays");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    controller.join_again(1).await;
+    let (claim, call) = (claiming(&n1, 1, "data"), controller.publish().await);
+    assert_eq!(node_id(&call), "id of n1");
+    claim.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn detach_during_an_attach_has_the_last_word() {
+    let site = Site::start(1).await;
+    site.register("data", "single-node-writer").await;
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    let client = site.operator(0, "attaches");
+    let attach = attaching(&client, attach_ask("data", "x"));
+    let call = controller.called().await;
+    let detach = detaching(&client, detach_ask("data", "x"));
+    eventually("it is to be detached", async || at(&site, "data", "x").await.contains("removing")).await;
+    controller.end(&call, attached("/dev/x")).await;
+    controller.unpublish().await;
+    detach.await.unwrap().unwrap();
+    assert_eq!(attach.await.unwrap().unwrap_err().kind, "PluginError");
+    assert!(row(&site, "vol/default/data/at").await.is_empty());
+    assert!(!controller.is_called(Duration::from_millis(500)).await);
+}
+
+/// A host is believed about the call that it was sent, and about no other.
+#[tokio::test]
+async fn lying_host_attaches_nothing_by_call() {
+    let site = Site::start(1).await;
+    site.register("data", "single-node-writer").await;
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    let mut client = site.operator(0, "attaches");
+    let attach = attaching(&client, attach_ask("data", "x"));
+    let call = controller.called().await;
+    let lies = [
+        CallEnded { call: "another".into(), epoch: call.epoch, how: Some(attached("/dev/lie")) },
+        CallEnded { call: call.call.clone(), epoch: call.epoch + 1, how: Some(attached("/dev/lie")) },
+        CallEnded { call: call.call.clone(), epoch: call.epoch - 1, how: Some(attached("/dev/lie")) },
+    ];
+    for lie in lies {
+        controller.say(lie).await;
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(at(&site, "data", "x").await.contains("making"));
+    // A context that is too large is refused, and what may be attached is detached.
+    let context = [("k".to_owned(), "v".repeat(30_000))].into();
+    controller.end(&call, How::Answer(Answer { publish_context: context, ..Answer::default() })).await;
+    controller.unpublish().await;
+    let refused = attach.await.unwrap().unwrap_err();
+    assert!(refused.message.contains("publish context"), "{refused:?}");
+    assert!(!head(&site, "data").await.contains("driver"));
+    // An unpublish that was never sent is not believed to have been made.
+    let (attach, _) = (attaching(&client, attach_ask("data", "x")), controller.publish().await);
+    attach.await.unwrap().unwrap();
+    let detach = detaching(&client, detach_ask("data", "x"));
+    let call = controller.called().await;
+    controller.end(&call, How::Stale(true)).await;
+    assert!(at(&site, "data", "x").await.contains("removing"));
+    controller.unpublish().await;
+    detach.await.unwrap().unwrap();
+    once(&mut client, What::Detach(DetachAsk { forget: true, ..detach_ask("data", "x") })).await.unwrap_err();
+}
