@@ -1,7 +1,7 @@
 //! A cluster that is set up by a seed, broken for a while, and left alone until it is at rest.
 
 use std::fmt;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -20,6 +20,7 @@ use super::faults::{Fault, Faults};
 use super::modes::{access_mode, is_single};
 use super::network::{Network, Place};
 use super::node::{Host, Parts, Servers};
+use super::scheduler::Scheduler;
 use super::server::{self, CLUSTER, Running, identity};
 use super::world::World;
 use crate::folding::broken;
@@ -94,6 +95,8 @@ struct Scene {
     has_crowd: bool,
     world: World,
     is_broken: Option<Break>,
+    /// `None`: claims alone are taken.
+    scheduler: Option<Arc<Scheduler>>,
 }
 
 /// Writes the cluster's row, as csid-server init does.
@@ -156,7 +159,30 @@ impl Scene {
         let hosts: Vec<_> = (0..hosts)
             .map(|n| Host::new(first + n, &format!("c{}", first + n), Vec::new(), parts()))
             .collect();
-        Scene { dice, network, double, servers, nodes, hosts, volumes, has_crowd, world, is_broken }
+        let has_scheduler = !volumes[0].ends_with("plain") && !has_slow_plugin && dice.once_in(4);
+        let scheduler = has_scheduler.then(|| {
+            Arc::new(Scheduler {
+                servers: servers.clone(),
+                world: world.clone(),
+                dice: dice.clone(),
+                volume: volumes[0].clone(),
+                stops: AtomicBool::new(false),
+                has_ended: AtomicBool::new(false),
+            })
+        });
+        Scene {
+            dice,
+            network,
+            double,
+            servers,
+            nodes,
+            hosts,
+            volumes,
+            has_crowd,
+            world,
+            is_broken,
+            scheduler,
+        }
     }
 
     /// Registers the volumes at the first server.
@@ -186,6 +212,10 @@ impl Scene {
         self.hosts.iter().for_each(|host| host.start());
         sleep(Duration::from_secs(1)).await;
         self.nodes.iter().for_each(|node| node.start());
+        if let Some(scheduler) = self.scheduler.clone() {
+            self.network.seen.count(Fault::Scheduled);
+            tokio::spawn(async move { scheduler.run().await });
+        }
         sleep(Duration::from_secs(1)).await;
         self.double.compares(self.is_broken != Some(Break::NoCompare));
         self.network
@@ -413,12 +443,25 @@ impl Scene {
         }
     }
 
+    /// Ends an attachment that the scheduler's late calls have made.
+    async fn end_late_attachment(&self) {
+        let Some(scheduler) = self.scheduler.as_ref().filter(|of| of.has_ended.load(Ordering::Relaxed))
+        else {
+            return;
+        };
+        let keys = self.double.below("/csid/v1/vol/default/");
+        if keys.iter().any(|kv| String::from_utf8_lossy(&kv.key).contains("/at/@/")) {
+            scheduler.detach().await;
+        }
+    }
+
     /// Ends all faults, and waits until everything is at rest.
     async fn rest(&self) {
         self.world.note(|| "nothing fails any more".to_owned());
         self.network.calm();
         self.world.calm();
         self.nodes.iter().for_each(|node| node.stops.store(true, Ordering::Relaxed));
+        self.scheduler.iter().for_each(|of| of.stops.store(true, Ordering::Relaxed));
         let end = Instant::now() + REST;
         loop {
             if self.world.violation().is_some() {
@@ -429,6 +472,7 @@ impl Scene {
                 Some(node) => Some(format!("the journal of {}: {}", node.name, node.shown())),
                 None => {
                     self.end_late_claims();
+                    self.end_late_attachment().await;
                     self.world.restless()
                 }
             };

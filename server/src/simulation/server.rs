@@ -82,7 +82,7 @@ fn config(name: &str) -> Config {
     let grants = vec![
         grant("node/n*", &["join", "mount"]),
         grant("node/c*", &["join", "controller:p"]),
-        grant("operator/all", &["read", "register", "release-others", "fence", "admit"]),
+        grant("operator/all", &["read", "register", "attach", "release-others", "fence", "admit"]),
     ];
     Config {
         cluster: CLUSTER.to_owned(),
