@@ -278,11 +278,7 @@ pub(super) async fn detach_volume(call: Call) -> Answer {
     if forget && request.inline.is_some() {
         return Err(Error::invalid("forget excludes plugin and the other inline options").into());
     }
-    let volumes = &call.server.rooms.volumes;
-    match forget {
-        true => volumes.forget_attachment(request.name, node_id, request.wait).await?,
-        false => volumes.detach_volume(request, node_id).await?,
-    }
+    call.server.rooms.volumes.detach_volume(request, node_id, forget).await?;
     call.reply(&())
 }
 

@@ -1,12 +1,13 @@
 //! The calls to the server of the session.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use csi_proto::cluster::v1::cluster_client::ClusterClient;
 use csi_proto::cluster::v1::{
-    CallName, Capability, ChangeAsk, ClaimAsk, CreateAsk, DeleteAsk, ExpandAsk, ExternalSnapshot,
-    Granted as GrantedRow, Owed, Register, SnapshotAsk, Use, ValidateAsk, Validated, VolumeAsk, VolumeRow,
-    change_ask,
+    AttachAsk, CallName, Capability, ChangeAsk, ClaimAsk, CreateAsk, DeleteAsk, DetachAsk, ExpandAsk,
+    ExternalSnapshot, Granted as GrantedRow, Owed, Register, SnapshotAsk, Use, ValidateAsk, Validated,
+    VolumeAsk, VolumeRow, change_ask,
 };
 use futures_util::future::{BoxFuture, FutureExt};
 use rustix::time::{ClockId, clock_gettime};
@@ -27,10 +28,11 @@ use crate::store::registry::{
 };
 use crate::store::rows::VolumeKey;
 use crate::volume::rules::{
-    check_credential, check_external_id, check_name, name_call, words_of, words_of_capability,
+    check_credential, check_external_id, check_name, check_publish_context, name_call, words_of,
+    words_of_capability,
 };
 use crate::volume::servers::{
-    Granted, ServerCreation, ServerFailure, ServerSnapshot, Servers, ServersExplanation,
+    Granted, ServerAttach, ServerCreation, ServerFailure, ServerSnapshot, Servers, ServersExplanation,
 };
 
 /// How long csid waits for an answer. The server goes on with a change that it has sent to etcd.
@@ -426,6 +428,44 @@ impl Servers for Node {
 
     fn has_expanded(&self) {
         self.expanded.notify_waiters();
+    }
+
+    fn attach(
+        &self,
+        name: VolumeName,
+        attach: ServerAttach,
+        until: Instant,
+    ) -> BoxFuture<'_, Result<BTreeMap<String, String>>> {
+        async move {
+            let ServerAttach { node_id, read_only, access_mode, attachment_mode } = attach;
+            let VolumeName { namespace, volume } = name;
+            let ask = AttachAsk { namespace, volume, node_id, read_only, access_mode, attachment_mode };
+            let asked_for = ask.node_id.clone();
+            let row = self.change_until(change_ask::What::Attach(ask), until).await?;
+            let wrong = || Error::internal("a server answered an attach with another answer");
+            let attached = row.attached.ok_or_else(wrong)?;
+            if attached.node_id != asked_for {
+                return Err(wrong());
+            }
+            check_publish_context(&attached.publish_context)?;
+            Ok(attached.publish_context.into_iter().collect())
+        }
+        .boxed()
+    }
+
+    fn detach(
+        &self,
+        name: VolumeName,
+        node_id: String,
+        forget: bool,
+        until: Instant,
+    ) -> BoxFuture<'_, Result<()>> {
+        async move {
+            let VolumeName { namespace, volume } = name;
+            let detach = DetachAsk { namespace, volume, node_id, forget };
+            self.change_until(change_ask::What::Detach(detach), until).await.map(drop)
+        }
+        .boxed()
     }
 
     fn delete(&self, name: VolumeName, until: Instant) -> BoxFuture<'_, Result<()>> {

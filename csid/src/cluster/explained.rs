@@ -1,7 +1,7 @@
 //! What a server says of a volume, as csid's Explain shows it. A server's text is cut, and no list of it is longer than its limit.
 
 use csi_proto::cluster::v1::{
-    ClaimExplained, ClaimRow, Explanation, NodeExplained, QueueExplained, WaitExplained,
+    AttachmentExplained, ClaimExplained, ClaimRow, Explanation, NodeExplained, QueueExplained, WaitExplained,
 };
 
 use crate::error::presentable;
@@ -37,8 +37,15 @@ pub(super) fn read_explanation(of: Explanation, own: &str) -> ServersExplanation
         let (Some(entry), Some(wait)) = (&of.entry, of.wait.as_ref().map(text)) else { continue };
         read.steps.push(format!("{} waits in the queue for {wait}", name_of(&entry.node, &entry.consumer)));
     }
-    for at in of.attachments.iter().filter(|at| at.node != own).take(ROWS) {
-        read.steps.push(format!("node {}: {}", presentable(&at.node, TEXT), presentable(&at.state, TEXT)));
+    let is_shown = |at: &&AttachmentExplained| at.node != own || !at.node_id.is_empty();
+    for at in of.attachments.iter().filter(is_shown).take(ROWS) {
+        let of_claims = at.node_id.is_empty();
+        let node = presentable(if of_claims { &at.node } else { &at.node_id }, TEXT);
+        if !of_claims {
+            read.holders.push(format!("node {node}"));
+        }
+        read.steps.push(format!("node {node}: {}", presentable(&at.state, TEXT)));
+        read.steps.extend(at.wait.as_ref().map(|wait| format!("node {node} waits for {}", text(wait))));
     }
     if let Some(acting) = of.acting {
         let [rpc, host, node] = [&acting.rpc, &acting.host, &acting.node].map(|text| presentable(text, TEXT));
@@ -50,7 +57,9 @@ pub(super) fn read_explanation(of: Explanation, own: &str) -> ServersExplanation
         });
     }
     read.steps.extend(of.nodes.iter().take(ROWS).filter_map(state_of_node));
-    read.waiting_for = own_wait.or_else(|| of.wait.as_ref().map(text)).unwrap_or_default();
+    let of_attachment = || of.attachments.iter().find_map(|at| at.wait.as_ref());
+    read.waiting_for =
+        own_wait.or_else(|| of.wait.as_ref().or_else(of_attachment).map(text)).unwrap_or_default();
     read
 }
 
@@ -78,9 +87,7 @@ fn state_of_node(of: &NodeExplained) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use csi_proto::cluster::v1::{
-        Acting, AttachmentExplained, ClaimExplained, ClaimInList, QueueExplained, QueueRow,
-    };
+    use csi_proto::cluster::v1::{Acting, ClaimInList, QueueRow};
 
     use super::*;
 

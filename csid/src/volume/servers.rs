@@ -99,6 +99,24 @@ pub trait Servers: Send + Sync {
     /// Has what this node has done of its parts of expansions reported to the servers soon.
     fn has_expanded(&self);
 
+    /// Has a volume's controller attach it to a node. Returns the publish context. The servers go on after `until`.
+    fn attach(
+        &self,
+        name: VolumeName,
+        attach: ServerAttach,
+        until: Instant,
+    ) -> BoxFuture<'_, Result<BTreeMap<String, String>>>;
+
+    /// Has a volume's controller detach it from a node that [`Servers::attach`] names. `forget`: the servers forget the attachment. They go on after
+    /// `until`.
+    fn detach(
+        &self,
+        name: VolumeName,
+        node_id: String,
+        forget: bool,
+        until: Instant,
+    ) -> BoxFuture<'_, Result<()>>;
+
     /// Has a volume's plugin delete it. The servers go on after `until`.
     fn delete(&self, name: VolumeName, until: Instant) -> BoxFuture<'_, Result<()>>;
 }
@@ -128,6 +146,16 @@ pub struct ServerSnapshot {
     pub parameters: BTreeMap<String, String>,
     /// Whether the call is answered when the snapshot can be used.
     pub until_ready: bool,
+}
+
+/// A volume that the servers are to have attached.
+pub struct ServerAttach {
+    /// The plugin's name of the node.
+    pub node_id: String,
+    pub read_only: bool,
+    /// Words of the contract. Empty: any that the volume is registered with.
+    pub access_mode: String,
+    pub attachment_mode: String,
 }
 
 /// A claim that a server has granted.

@@ -1,5 +1,6 @@
 //! csid on the hosts of a cluster, with real servers, etcd and csid-link. Each csid has a world and a plugin of its own, with a witness.
 
+mod by_call;
 mod controllers;
 mod creations;
 mod cut_off;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::error::{Error, Kind, Result};
+use crate::names;
 use crate::plugin::{ATTACHES, Snapshot, Stats};
 use crate::store::MountFilter;
 use crate::store::registry::{
@@ -25,7 +26,7 @@ use crate::volume::manager::Volumes;
 use crate::volume::model::claim;
 use crate::volume::model::subject::ClaimKey;
 use crate::volume::operation::request::{CallTarget, ControllerRequest, OperationRequest, OperationResponse};
-use crate::volume::servers::ServerSnapshot;
+use crate::volume::servers::{ServerAttach, ServerSnapshot};
 
 fn unanswered() -> Error {
     Error::internal("a call was answered with another's answer")
@@ -266,6 +267,15 @@ impl Volumes {
         access_mode: Option<AccessMode>,
         attachment_mode: Option<AttachmentMode>,
     ) -> Result<BTreeMap<String, String>> {
+        if let Some(servers) = &self.shared.records.servers {
+            let attach = ServerAttach {
+                node_id,
+                read_only,
+                access_mode: access_mode.map(names::word).unwrap_or_default().to_owned(),
+                attachment_mode: attachment_mode.map(names::word).unwrap_or_default().to_owned(),
+            };
+            return self.attach_at_servers(servers.as_ref(), request, attach).await;
+        }
         let modes = ModeFilter { access_mode, attachment_mode };
         let record = match &request.inline {
             None => self.shared.to_be_used(&request.name, request.wait.deadline).await?.record,
@@ -283,7 +293,14 @@ impl Volumes {
         }
     }
 
-    pub async fn detach_volume(&self, request: VolumeRequest, node_id: String) -> Result<()> {
+    /// Detaches a volume. `forget`: its row is dropped, although the plugin has not acknowledged the detach.
+    pub async fn detach_volume(&self, request: VolumeRequest, node_id: String, forget: bool) -> Result<()> {
+        if let Some(servers) = &self.shared.records.servers {
+            return self.detach_at_servers(servers.as_ref(), request, node_id, forget).await;
+        }
+        if forget {
+            return self.forget_attachment(request.name, node_id, request.wait).await;
+        }
         if request.inline.is_none() {
             let record = self.shared.records.registry.record(request.name.clone()).await?;
             // The volume is neither registered nor attached: there is nothing to detach, and no plugin to call.

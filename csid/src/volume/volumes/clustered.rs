@@ -1,6 +1,6 @@
 //! What a node does when the servers of its cluster are there, or want something.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
@@ -20,6 +20,7 @@ use crate::volume::api::requests::{
 };
 use crate::volume::api::views::VolumeView;
 use crate::volume::context::Context;
+use crate::volume::errors::claim::ClaimError;
 use crate::volume::events::claim as claim_events;
 use crate::volume::events::registration as registration_events;
 use crate::volume::lifecycle::refuse_nonsense;
@@ -28,7 +29,7 @@ use crate::volume::model::claim::Claims;
 use crate::volume::model::subject::{ClaimKey, Subject};
 use crate::volume::operation::message::Message;
 use crate::volume::operation::request::{ControllerRequest, OperationResponse};
-use crate::volume::servers::{HeldVolume, ServerCreation, ServerSnapshot, Servers};
+use crate::volume::servers::{HeldVolume, ServerAttach, ServerCreation, ServerSnapshot, Servers};
 
 /// Mounts that a host gives up at the same time, and how long it waits for each.
 const LEFT_TOGETHER: usize = 16;
@@ -84,7 +85,7 @@ fn is_movable(record: &Record) -> bool {
 fn refuse_at_servers(uid: u32, has_secrets: bool) -> Result<()> {
     match () {
         () if uid != 0 => {
-            let text = "in a cluster root alone creates, deletes, validates and snapshots volumes on a host";
+            let text = "in a cluster root alone creates, deletes, validates, snapshots and attaches volumes on a host";
             Err(Error::new(Kind::NotAuthorized, text))
         }
         () if has_secrets => {
@@ -419,6 +420,64 @@ impl Volumes {
         let made = servers.snapshot(name, snapshot, self.give_up_at(&wait)).await?;
         let MadeSnapshot { id, external_id, size, created_usec, ready } = made;
         Ok(Snapshot { id, external_id, size, created_usec, ready })
+    }
+
+    /// Has the servers attach a volume to a node, and returns the publish context.
+    pub(in crate::volume) async fn attach_at_servers(
+        &self,
+        servers: &dyn Servers,
+        request: VolumeRequest,
+        attach: ServerAttach,
+    ) -> Result<BTreeMap<String, String>> {
+        let VolumeRequest { name, inline, uid, secrets, credential, wait } = request;
+        if inline.is_some() {
+            self.shared.refuse_in_cluster("AttachVolume of a volume that is not registered")?;
+        }
+        refuse_at_servers(uid, secrets.is_some() || credential.is_some())?;
+        servers.attach(name, attach, self.give_up_at(&wait)).await
+    }
+
+    /// Has the servers detach a volume from a node, or forget that it is attached.
+    pub(in crate::volume) async fn detach_at_servers(
+        &self,
+        servers: &dyn Servers,
+        request: VolumeRequest,
+        node_id: String,
+        forget: bool,
+    ) -> Result<()> {
+        let VolumeRequest { name, inline, uid, secrets, credential, wait } = request;
+        if inline.is_some() {
+            self.shared.refuse_in_cluster("DetachVolume of a volume that is not registered")?;
+        }
+        refuse_at_servers(uid, secrets.is_some() || credential.is_some())?;
+        self.refuse_mounted_inline(servers, &name, &node_id).await?;
+        servers.detach(name, node_id, forget, self.give_up_at(&wait)).await
+    }
+
+    /// Refuses while this host has a volume mounted inline that AttachVolume may have attached to it.
+    async fn refuse_mounted_inline(
+        &self,
+        servers: &dyn Servers,
+        name: &VolumeName,
+        node_id: &str,
+    ) -> Result<()> {
+        let mut mounts = self.shared.store.mounts(MountFilter::default()).await?;
+        mounts.retain(|(row, _)| !row.spec.registered);
+        if mounts.is_empty() {
+            return Ok(());
+        }
+        let record = match servers.volume(name.clone()).await {
+            Err(error) if error.kind == Kind::NotFound => return Ok(()),
+            record => record?,
+        };
+        let own_id = self.shared.plugins.view(&record.volume.plugin).map(|view| view.node_id);
+        let is_here = own_id.is_none_or(|own| own.is_empty() || own == node_id);
+        let of_volume = mounts.iter().filter(|(row, _)| row.volume == record.volume);
+        let holders: Vec<String> = of_volume.map(|(row, _)| row.key.consumer.clone()).collect();
+        match is_here && !holders.is_empty() {
+            true => Err(ClaimError::StagedHere { name: name.clone(), holders }.into()),
+            false => Ok(()),
+        }
     }
 
     /// Does this node's part of an expansion that the servers have asked for. If the volume is not mounted, its next mount does it.
