@@ -19,8 +19,8 @@ pub use plugin::{
     Capacity, DeleteSnapshot, Drain, Exec, Logs, Plugin, PluginWait, Register, Snapshots, Top, Upgrade,
 };
 pub use volume::{
-    Amount, Bind, Claim, Claims, Confirm, Create, OneVolume, RegisterVolume, Release, Secrets, Snapshot,
-    Spec, Topology, Volume, Volumes,
+    Amount, Attach, Bind, Claim, Claims, Confirm, Create, OneVolume, RegisterVolume, Release, Secrets,
+    Snapshot, Spec, Topology, Volume, Volumes,
 };
 
 use common::words;
@@ -106,6 +106,12 @@ impl Cli {
                 Volume::Validate { secrets, .. } if secrets.secrets_file.is_some() => Some("--secrets-file"),
                 Volume::Validate { secrets, .. } if secrets.credential.is_some() => Some("--credential"),
                 Volume::Validate { wait, .. } => of_operations(wait, wait.deadline.usec()),
+                Volume::Attach(args) if args.secrets.secrets_file.is_some() => Some("--secrets-file"),
+                Volume::Attach(args) if args.secrets.credential.is_some() => Some("--credential"),
+                Volume::Attach(args) => of_operations(&args.wait, None),
+                Volume::Detach { secrets, .. } if secrets.secrets_file.is_some() => Some("--secrets-file"),
+                Volume::Detach { secrets, .. } if secrets.credential.is_some() => Some("--credential"),
+                Volume::Detach { wait, .. } => of_operations(wait, None),
                 _ => return refused(OPERATORS),
             },
             Command::Plugin(command) => match &**command {
@@ -143,7 +149,8 @@ impl Cli {
 
 /// The commands with --operator.
 const OPERATORS: &str = "--operator is for `csictl node`, `csictl server`, `volume list`, `volume show`, `volume register`, `volume deregister`, \
-                         `volume create`, `volume delete`, `volume expand`, `volume validate`, `volume snapshot`, `plugin volumes`, \
+                         `volume create`, `volume delete`, `volume expand`, `volume validate`, `volume snapshot`, \
+                         `volume attach`, `volume detach`, `plugin volumes`, \
                          `plugin capacity`, `plugin delete-snapshot`, `snapshots`, \
                          `cluster status`, `explain`, `claims` and `release`; other commands ask csid on this host";
 
@@ -471,6 +478,8 @@ mod tests {
             ("csictl --operator volume expand ns v 1GiB --limit 2GiB --deadline 5s", None),
             ("csictl --operator volume validate ns v --access-mode single-node-writer", None),
             ("csictl --operator volume snapshot ns v s --no-wait --deadline 5s", None),
+            ("csictl --operator volume attach ns v i-1 --read-only --deadline 5s", None),
+            ("csictl --operator volume detach ns v i-1 --forget --yes ns/v", None),
             ("csictl --operator plugin delete-snapshot p s --yes s --deadline 5s", None),
             ("csictl --operator plugin volumes p", None),
             ("csictl --operator plugin capacity p --parameter pool=fast", None),
@@ -492,6 +501,8 @@ mod tests {
             "csictl --operator plugin restart p",
             "csictl --operator plugin capacity p --deadline 5s",
             "csictl --operator volume validate ns v --credential c",
+            "csictl --operator volume attach ns v i-1 --credential c",
+            "csictl --operator volume detach ns v i-1 --operation-id x",
             "csictl --operator snapshots p --credential c",
             "csictl --operator cluster leave",
             "csictl --operator=a.toml volume delete ns v --credential c",
@@ -517,6 +528,7 @@ mod tests {
             "volume register ns --plugin p",
             "volume expand ns v 10GB",
             "volume deregister ns v --force --forget",
+            "volume attach ns v",
             "volume detach ns v",
             "release ns v job --force --forget",
             "volume create ns v --capacity lots",

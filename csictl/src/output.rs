@@ -17,8 +17,9 @@ use csid_client::{Cluster, Event, Manager, MountRow, OperationRow, PluginRow, Re
 use serde_json::{Map, Value, json};
 
 pub use cluster::{
-    cluster_line, cluster_status, drain_note, expansion, expansion_json, finding_json, findings, is_drained,
-    named, node, node_json, nodes, notes_of_servers, queue, queue_json, servers, servers_json,
+    attachments, attachments_json, cluster_line, cluster_status, drain_note, expansion, expansion_json,
+    finding_json, findings, is_drained, named, node, node_json, nodes, notes_of_servers, queue, queue_json,
+    servers, servers_json,
 };
 pub use explained::{of_servers, of_servers_json, waits};
 pub use plugin::{Consumer, drained, external_volumes, plugin, plugins, snapshots};

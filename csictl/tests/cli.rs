@@ -132,6 +132,17 @@ impl Csid {
         self.note(&options);
     }
 
+    fn attach_volume(
+        &self,
+        _namespace: String,
+        _volume: String,
+        node: String,
+        options: Dict,
+    ) -> HashMap<String, String> {
+        self.note(&options);
+        [("device".to_owned(), format!("hunter2 of {node}"))].into()
+    }
+
     fn detach_volume(&self, _namespace: String, _volume: String, _node: String, options: Dict) {
         self.note(&options);
     }
@@ -503,6 +514,8 @@ async fn flags_of_a_command_reach_csid() {
         ("unmount default v job --forget --yes default/v", "forget=true must-exist=true"),
         ("mount default v job --plugin p --external-id x --wait 90s", "wait-usec=90000000"),
         ("release default v job --forget --yes default/v", "forget=true"),
+        ("volume attach default v node-1", ""),
+        ("volume attach default v node-1 --read-only", "read-only=true"),
         ("volume detach default v node-1", ""),
         ("volume detach default v node-1 --forget --yes default/v", "forget=true"),
         ("volume deregister default v --forget --yes default/v", "forget=true"),
@@ -513,6 +526,15 @@ async fn flags_of_a_command_reach_csid() {
         assert_eq!((code, err.as_str()), (0, ""), "{line}");
         assert_eq!(f.csid.given.lock().unwrap().split_off(0), [given], "{line}");
     }
+}
+
+#[tokio::test]
+async fn publish_context_is_printed_for_programs_alone() {
+    let f = Fixture::new();
+    assert_eq!(f.run("volume attach default v node-1").await, (0, String::new(), String::new()));
+    let (code, out, _) = f.run("volume attach default v node-1 --json").await;
+    let shown: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, &shown["publish-context"]["device"]), (0, &"hunter2 of node-1".into()));
 }
 
 #[tokio::test]

@@ -64,6 +64,8 @@ pub enum Volume {
         #[command(flatten)]
         wait: Wait,
     },
+    /// Attach a volume to a node without a claim, as a scheduler does by AttachVolume
+    Attach(Attach),
     /// Detach a volume that a scheduler attached by AttachVolume
     Detach {
         #[command(flatten)]
@@ -103,6 +105,27 @@ pub struct OneVolume {
     pub namespace: String,
     /// The volume's name in the namespace
     pub volume: String,
+}
+
+#[derive(Args)]
+pub struct Attach {
+    #[command(flatten)]
+    pub volume: OneVolume,
+    /// The plugin's id of the node
+    pub node: String,
+    /// Attach read-only
+    #[arg(long)]
+    pub read_only: bool,
+    /// Who may use the volume at the same time; the volume's first capability when absent
+    #[arg(long, value_name = "MODE", value_parser = words::<AccessMode>(AccessMode::WORDS))]
+    pub access_mode: Option<AccessMode>,
+    /// As a raw block device
+    #[arg(long)]
+    pub block: bool,
+    #[command(flatten)]
+    pub secrets: Secrets,
+    #[command(flatten)]
+    pub wait: Wait,
 }
 
 #[derive(Args)]

@@ -7,16 +7,17 @@ use anyhow::bail;
 use csi_proto::cluster::v1::change_ask::What;
 use csi_proto::cluster::v1::cluster_client::ClusterClient;
 use csi_proto::cluster::v1::{
-    Capability, ChangeAsk, ClaimInList, CreateAsk, DeleteAsk, Deregister, ExpandAsk, ListAsk, Register,
-    ReleaseAsk, Spec, Topology, VolumeAsk,
+    AttachAsk, Capability, ChangeAsk, ClaimInList, CreateAsk, DeleteAsk, Deregister, DetachAsk, ExpandAsk,
+    ListAsk, Register, ReleaseAsk, Spec, Topology, VolumeAsk,
 };
-use csid_client::{CreateVolume, RegisterVolume};
+use csid_client::{AttachmentMode, CreateVolume, RegisterVolume};
 use serde_json::{Value, json};
 
 use super::common::{confirmed, done};
 use super::spec::{self, Named};
+use super::volume::{FORGET_ATTACHMENT, attached};
 use crate::{
-    args::{Amount, Claims, Confirm, Name, OneVolume, Release, Volume, Volumes},
+    args::{Amount, Attach, Claims, Confirm, Name, OneVolume, Release, Volume, Volumes},
     hints::{self, Tried},
     operator::{LeftOut, OperatorError, Servers, rows},
     output::{self, print, print_json},
@@ -46,7 +47,7 @@ pub async fn volume(servers: &Servers, command: Volume, json: bool, tried: &mut 
                 false => print(&format!(
                     "{}{}",
                     output::volume(&shown),
-                    [output::expansion(&row), output::queue(&row)].concat()
+                    [output::attachments(&row), output::expansion(&row), output::queue(&row)].concat()
                 ))?,
             }
             if row.queue_count > row.queue.len() as u64 {
@@ -98,6 +99,37 @@ pub async fn volume(servers: &Servers, command: Volume, json: bool, tried: &mut 
             let expand = What::Expand(ExpandAsk { namespace, volume, required, limit });
             change_within(servers, &what, expand, json, limit_of(args.wait.deadline.usec())).await
         }
+        Volume::Attach(Attach { volume, node, read_only, access_mode, block, wait, .. }) => {
+            about("volume attach", &volume, tried);
+            let OneVolume { namespace, volume } = volume;
+            let what = format!("attach volume {namespace}/{volume} to {node}");
+            let attach = What::Attach(AttachAsk {
+                namespace,
+                volume,
+                node_id: node,
+                read_only,
+                access_mode: access_mode.map(|mode| mode.as_str().to_owned()).unwrap_or_default(),
+                attachment_mode: if block {
+                    AttachmentMode::BlockDevice.as_str().to_owned()
+                } else {
+                    String::new()
+                },
+            });
+            let row = changed_within(servers, &what, attach, limit_of(wait.deadline.usec())).await?;
+            let context = row.attached.unwrap_or_default().publish_context;
+            attached(&context.into_iter().collect(), json)
+        }
+        Volume::Detach { volume, node, forget, confirm, wait, .. } => {
+            about("volume detach", &volume, tried);
+            let OneVolume { namespace, volume } = volume;
+            let full = format!("{namespace}/{volume}");
+            if forget {
+                confirmed(&full, &confirm.yes, FORGET_ATTACHMENT)?;
+            }
+            let what = format!("detach volume {full} from {node}");
+            let detach = What::Detach(DetachAsk { namespace, volume, node_id: node, forget });
+            change_within(servers, &what, detach, json, limit_of(wait.deadline.usec())).await
+        }
         // The command line refuses others.
         _ => bail!("an operator cannot do this"),
     }
@@ -137,6 +169,7 @@ fn of_cluster(
     let mut value = serde_json::to_value(shown)?;
     value["owner"] = json!(row.owner);
     value["expansion"] = output::expansion_json(row);
+    value["attachments"] = output::attachments_json(row);
     (value["queue"], value["queue-count"]) = (output::queue_json(row), json!(row.queue_count));
     Ok(value)
 }
@@ -159,7 +192,7 @@ async fn change_within(
     json: bool,
     limit: Duration,
 ) -> anyhow::Result<()> {
-    let is_end = matches!(change, What::Deregister(_) | What::Delete(_));
+    let is_end = matches!(change, What::Deregister(_) | What::Delete(_) | What::Detach(_));
     let row = changed_within(servers, what, change, limit).await?;
     match json {
         true if !is_end => print_json(&of_cluster(&rows::volume(&row), &row)?)?,

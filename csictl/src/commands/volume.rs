@@ -1,19 +1,26 @@
 //! Commands about volumes and claims.
 
-use std::{collections::HashMap, future::Future, process::ExitCode, time::SystemTime};
+use std::{
+    collections::{BTreeMap, HashMap},
+    future::Future,
+    process::ExitCode,
+    time::SystemTime,
+};
 
 use anyhow::Context;
 use csid_client::{
-    AttachmentMode, CallOptions, Capability, ClaimFilter, ClaimOptions, Client, DeregisterOptions,
-    DetachOptions, ExpandOptions, MountFilter, ReleaseOptions, SnapshotOptions, ValidateOptions,
-    VolumeFilter, VolumeOptions, VolumeRow, operation_id,
+    AttachOptions, AttachmentMode, CallOptions, Capability, ClaimFilter, ClaimOptions, Client,
+    DeregisterOptions, DetachOptions, ExpandOptions, MountFilter, ReleaseOptions, SnapshotOptions,
+    ValidateOptions, VolumeFilter, VolumeOptions, VolumeRow, operation_id,
 };
 use serde_json::json;
 
 use super::common::{begin, confirmed, done, pairs, sealed, yes};
 use super::spec;
 use crate::{
-    args::{Amount, Claim, Claims, Confirm, Deadline, Name, OneVolume, Release, Volume, Volumes, Wait},
+    args::{
+        Amount, Attach, Claim, Claims, Confirm, Deadline, Name, OneVolume, Release, Volume, Volumes, Wait,
+    },
     hints::{self, Tried},
     output::{self, print, print_json},
     shell::quoted,
@@ -143,12 +150,27 @@ pub async fn volume(
             work.end(client, client.delete_volume(&volume.namespace, &volume.volume, options)).await?;
             done(json)?;
         }
+        Volume::Attach(Attach { volume, node, read_only, access_mode, block, secrets, wait }) => {
+            tried.command = "volume attach";
+            let work = Work::begin("attach", &volume, wait.operation_id.clone(), tried)?;
+            let options = AttachOptions {
+                deadline_usec: wait.deadline.usec(),
+                operation_id: Some(work.id.clone()),
+                secrets: sealed(secrets.secrets_file.as_deref())?,
+                credential: secrets.credential,
+                read_only: yes(read_only),
+                access_mode,
+                attachment_mode: block.then_some(AttachmentMode::BlockDevice),
+                ..AttachOptions::default()
+            };
+            let call = client.attach_volume(&volume.namespace, &volume.volume, &node, options);
+            let context = work.end(client, call).await?;
+            attached(&context, json)?;
+        }
         Volume::Detach { volume, node, forget, confirm, secrets, wait } => {
             tried.command = "volume detach";
             if forget {
-                let what = "csid asks the plugin no more. If the volume is still attached to the node, it stays so there, and \
-                            another one may attach it at the same time.";
-                confirmed(&full(&volume), &confirm.yes, what)?;
+                confirmed(&full(&volume), &confirm.yes, FORGET_ATTACHMENT)?;
             }
             let work = Work::begin("detach", &volume, wait.operation_id.clone(), tried)?;
             let options = DetachOptions {
@@ -191,6 +213,19 @@ pub async fn volume(
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What `volume detach --forget` does.
+pub const FORGET_ATTACHMENT: &str = "The plugin is asked no more. If the volume is still attached to the node, it stays so there, and another one \
+                                     may attach it at the same time.";
+
+/// Prints the answer to AttachVolume. The plugin's context may have a secret, so it is for programs alone.
+pub fn attached(context: &BTreeMap<String, String>, json: bool) -> anyhow::Result<()> {
+    match json {
+        true => print_json(&json!({ "publish-context": context }))?,
+        false => done(json)?,
+    }
+    Ok(())
 }
 
 /// A call about one volume that may take long.

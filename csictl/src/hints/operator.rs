@@ -137,6 +137,8 @@ pub fn explained_by_servers(found: &Explanation, tried: &Tried) -> String {
         let (node, consumer) = holder.split_once('/').unwrap_or_default();
         format!("`csictl --operator release {volume} {} --node {}`", quoted(consumer), quoted(node))
     };
+    let detach = |node_id: &str| format!("`csictl --operator volume detach {volume} {}`", quoted(node_id));
+    let mut by_call = found.attachments.iter().filter(|of| !of.node_id.is_empty());
     let node = quoted(&wait.node);
     match wait.kind.as_str() {
         "node" if is_away(&wait.node) => fence(&wait.node),
@@ -144,7 +146,13 @@ pub fn explained_by_servers(found: &Explanation, tried: &Tried) -> String {
         "controller" => {
             "start csid and the plugin on a host with its controller: `csictl node list`".to_owned()
         }
+        "parked" if by_call.any(|of| of.node_id == who) => {
+            format!("remove the cause, then {}; the last resort is its --forget", detach(&who))
+        }
         "parked" => format!("remove the cause, then {}", release(&who)),
+        "claims" if let Some(of) = by_call.next() => {
+            format!("who has attached it detaches it, or: {}", detach(&of.node_id))
+        }
         "claims" => {
             match wait.holders.iter().find(|of| of.split_once('/').is_some_and(|(node, _)| is_away(node))) {
                 Some(holder) => fence(holder.split_once('/').unwrap_or_default().0),
@@ -172,9 +180,26 @@ pub fn explained_by_servers(found: &Explanation, tried: &Tried) -> String {
 
 #[cfg(test)]
 mod tests {
-    use csi_proto::cluster::v1::{NodeExplained, WaitExplained};
+    use csi_proto::cluster::v1::{
+        AttachmentExplained, NodeExplained, QueueExplained, QueueRow, WaitExplained,
+    };
 
     use super::*;
+
+    #[test]
+    fn explanation_of_an_attachment_leads_to_a_detach() {
+        let tried = Tried { volume: Some("prod db".into()), ..Tried::default() };
+        let wait = |kind: &str| Some(WaitExplained { kind: kind.into(), ..WaitExplained::default() });
+        let at = AttachmentExplained { node_id: "i 1".into(), ..AttachmentExplained::default() };
+        let next = |found: Explanation| explained_by_servers(&found, &tried);
+        let parked = AttachmentExplained { wait: wait("parked"), ..at.clone() };
+        let parked = next(Explanation { attachments: vec![parked], ..Explanation::default() });
+        let queue = vec![QueueExplained { entry: Some(QueueRow::default()), wait: wait("claims") }];
+        let waits = next(Explanation { attachments: vec![at], queue, ..Explanation::default() });
+        for hint in [parked, waits] {
+            assert!(hint.contains("`csictl --operator volume detach prod db 'i 1'`"), "{hint}");
+        }
+    }
 
     #[test]
     fn explanation_leads_to_a_fence_or_a_release() {

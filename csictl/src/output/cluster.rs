@@ -1,8 +1,8 @@
 //! Output about the nodes and servers of a cluster.
 
 use csi_proto::cluster::v1::{
-    Attaches, Drained, Finding, Machine, NodeExpansion, NodeRow, PluginReport, QueueRow, ServerRow,
-    ServerRows, VolumeRow,
+    Attaches, AttachmentRow, Drained, Finding, Machine, NodeExpansion, NodeRow, PluginReport, QueueRow,
+    ServerRow, ServerRows, VolumeRow,
 };
 use csid_client::Cluster;
 use serde_json::{Value, json};
@@ -270,6 +270,31 @@ pub fn queue(row: &VolumeRow) -> String {
         true => String::new(),
         false => format!("\n{}", table(["WAITS", "MODE", "ACCESS", "SINCE"], rows)),
     }
+}
+
+/// Returns what AttachVolume has attached. Empty: nothing.
+pub fn attachments(row: &VolumeRow) -> String {
+    let rows = row
+        .attachments
+        .iter()
+        .map(|of| [&of.node_id, &of.node, &of.state, &of.owner, &of.error].map(|text| plain(text)));
+    match row.attachments.is_empty() {
+        true => String::new(),
+        false => format!("\n{}", table(["ATTACHED TO", "NODE", "STATE", "BY", "ERROR"], rows)),
+    }
+}
+
+pub fn attachments_json(row: &VolumeRow) -> Value {
+    let entry = |of: &AttachmentRow| {
+        json!({
+            "node-id": of.node_id,
+            "node": of.node,
+            "state": of.state,
+            "owner": of.owner,
+            "error": of.error,
+        })
+    };
+    row.attachments.iter().map(entry).collect()
 }
 
 /// Returns the nodes that have yet to do their part of an expansion. Empty: no node has.

@@ -21,12 +21,13 @@ pub fn of_servers(found: &Explanation, next: String) -> String {
         ("last error", volume.error),
         ("do", next),
     ]);
-    let tables = [claims(found), queue(&found.queue), nodes(&found.nodes)];
+    let tables = [claims(found), attachments(found), queue(&found.queue), nodes(&found.nodes)];
     let tables = tables.into_iter().filter(|table| !table.is_empty());
     head + &tables.map(|table| format!("\n{table}\n")).collect::<String>()
 }
 
-/// Returns what waits, as NODE/CONSUMER or empty for the volume itself, and for what. The volume comes first, then claims, then the queue.
+/// Returns what waits, and for what: NODE/CONSUMER, the plugin's id of a node for an attachment by AttachVolume, or empty for the volume itself.
+/// The volume comes first, then claims, the queue and attachments.
 pub fn waits(found: &Explanation) -> impl Iterator<Item = (String, &WaitExplained)> {
     let of_volume = found.wait.iter().map(|wait| (String::new(), wait));
     let of_claims = found.claims.iter().filter_map(|of| Some((name(&row_of(of)), of.wait.as_ref()?)));
@@ -34,7 +35,9 @@ pub fn waits(found: &Explanation) -> impl Iterator<Item = (String, &WaitExplaine
         let entry = of.entry.as_ref()?;
         Some((format!("{}/{}", entry.node, entry.consumer), of.wait.as_ref()?))
     });
-    of_volume.chain(of_claims).chain(of_queue)
+    let of_attachments =
+        found.attachments.iter().filter_map(|of| Some((of.node_id.clone(), of.wait.as_ref()?)));
+    of_volume.chain(of_claims).chain(of_queue).chain(of_attachments)
 }
 
 fn waits_for(who: &str, wait: &WaitExplained) -> String {
@@ -99,6 +102,19 @@ fn claims(found: &Explanation) -> String {
     }
 }
 
+/// Returns what AttachVolume has attached.
+fn attachments(found: &Explanation) -> String {
+    let by_call: Vec<_> = found.attachments.iter().filter(|of| !of.node_id.is_empty()).collect();
+    let rows = by_call.iter().map(|of| {
+        let wait = of.wait.as_ref().map(|wait| wait.text.clone()).unwrap_or_default();
+        [of.node_id.clone(), of.node.clone(), of.state.clone(), wait]
+    });
+    match by_call.is_empty() {
+        true => String::new(),
+        false => table(["ATTACHED TO", "NODE", "STATE", "WAITS FOR"], rows),
+    }
+}
+
 fn queue(queue: &[QueueExplained]) -> String {
     let rows = queue.iter().map(|of| {
         let QueueRow { node, consumer, r#use, since_usec } = of.entry.clone().unwrap_or_default();
@@ -154,10 +170,15 @@ pub fn of_servers_json(found: &Explanation, next: &str) -> Value {
             "waits-for": wait(of.wait.as_ref()),
         })
     });
-    let attachments = found
-        .attachments
-        .iter()
-        .map(|of| json!({ "node": of.node, "state": of.state, "consumers": of.consumers }));
+    let attachments = found.attachments.iter().map(|of| {
+        json!({
+            "node": of.node,
+            "node-id": of.node_id,
+            "state": of.state,
+            "consumers": of.consumers,
+            "waits-for": wait(of.wait.as_ref()),
+        })
+    });
     let acting = found.acting.as_ref().map(|of| {
         json!({
             "server": of.server,

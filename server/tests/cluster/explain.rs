@@ -50,7 +50,9 @@ async fn explanation_names_what_a_release_waits_for() {
         found["claims"][0]["since-usec"].as_u64() > Some(0)
             && found["queue"][0]["since-usec"].as_u64() > Some(0)
     );
-    assert_eq!(found["attachments"], json!([{ "node": "n1", "state": "attached", "consumers": ["web"] }]));
+    let due =
+        json!({ "node": "n1", "node-id": "", "state": "attached", "consumers": ["web"], "waits-for": null });
+    assert_eq!(found["attachments"], json!([due]));
     assert!(
         found["do"].as_str().unwrap().contains("--operator release default data web --node n1"),
         "{found}"
