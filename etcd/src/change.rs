@@ -110,8 +110,14 @@ impl Change {
             let external_id =
                 (!after.volume.handle.is_creating()).then(|| after.volume.handle.text().into_owned());
             let volume = (after.volume.plugin.clone(), external_id);
-            let (driver, serial) = (after.driver.clone(), after.serial);
-            let head = Head { volume, past_number, driver, serial, change: id.clone() };
+            let head = Head {
+                volume,
+                past_number,
+                driver: after.driver.clone(),
+                serial: after.serial,
+                ended_attaches: after.ended_attaches.clone(),
+                change: id.clone(),
+            };
             parts.put(&Part::Head, &head, limits::HEAD)?;
         }
         for guard in guards {

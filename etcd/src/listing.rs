@@ -295,6 +295,7 @@ mod tests {
                 change: String::new(),
                 driver: None,
                 serial: 0,
+                ended_attaches: Default::default(),
             });
             volumes.by_node.change(name, &ClaimSet::default(), &stored.record.claims);
             volumes.by_name.insert(name.clone(), stored.into());

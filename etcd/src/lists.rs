@@ -90,10 +90,11 @@ pub(crate) fn restless(volumes: &Volumes) -> Vec<Record> {
     records.filter(|record| record.is_restless()).cloned().collect()
 }
 
-/// Returns the records of volumes that AttachVolume has attached, but for those that cannot be read.
-pub(crate) fn attached_by_call(volumes: &Volumes) -> Vec<Record> {
+/// Returns the records that match, of volumes that AttachVolume has attached. Those that cannot be read are left out.
+pub(crate) fn attached_by_call(volumes: &Volumes, is_wanted: impl Fn(&Record) -> bool) -> Vec<Record> {
     let readable = volumes.by_call.difference(&volumes.unreadable);
-    readable.filter_map(|name| volumes.by_name.get(name)).map(|stored| stored.record.clone()).collect()
+    let records = readable.filter_map(|name| volumes.by_name.get(name)).map(|stored| &stored.record);
+    records.filter(|record| is_wanted(record)).cloned().collect()
 }
 
 /// Returns the number of claims in each state. A blocked one is parked, whatever its state.

@@ -231,9 +231,12 @@ impl EtcdRegistry {
         Ok((lists::restless(&volumes), volumes.revision))
     }
 
-    /// Returns the volumes that AttachVolume has attached. Volumes that cannot be read are left out.
-    pub async fn attached_by_call(&self) -> Result<Vec<Record>, EtcdError> {
-        Ok(lists::attached_by_call(&*self.inner.volumes().await?))
+    /// Returns the volumes that AttachVolume has attached and that match. Volumes that cannot be read are left out.
+    pub async fn attached_by_call(
+        &self,
+        is_wanted: impl Fn(&Record) -> bool,
+    ) -> Result<Vec<Record>, EtcdError> {
+        Ok(lists::attached_by_call(&*self.inner.volumes().await?, is_wanted))
     }
 
     /// Logs what a list has left out, without its content, and at most once a minute.

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use csid::store::registry::{Attachment, Claim, Driver, Queued, Record, Registration, VolumeName};
+use csid::store::registry::{
+    Attachment, Claim, Driver, EndedAttaches, Queued, Record, Registration, VolumeName,
+};
 use csid::store::rows::VolumeKey;
 use csid::store::volume_handle::VolumeHandle;
 use serde::de::DeserializeOwned;
@@ -28,6 +30,9 @@ pub(crate) struct Head {
     /// The greatest place that the queue has had; 0: nothing has waited.
     #[serde(default, skip_serializing_if = "is_none")]
     pub serial: u64,
+    /// What has ended of AttachVolume.
+    #[serde(default, skip_serializing_if = "EndedAttaches::is_none")]
+    pub ended_attaches: EndedAttaches,
     /// The random name of the change that wrote this.
     #[serde(default)]
     pub change: String,
@@ -100,6 +105,7 @@ impl Stored {
                 let head: Head = self.value(part, kv)?;
                 self.record.driver.clone_from(&head.driver);
                 self.record.serial = head.serial;
+                self.record.ended_attaches.clone_from(&head.ended_attaches);
                 self.head = Some(head);
                 self.record.revision = revision;
             }
@@ -148,6 +154,7 @@ impl Stored {
                 self.head = None;
                 self.record.driver = None;
                 self.record.serial = 0;
+                self.record.ended_attaches = EndedAttaches::default();
                 self.record.revision = 0;
             }
             Part::Registration => self.record.registration = None,

@@ -9,6 +9,7 @@ use csi_proto::cluster::v1::{
 use tonic::{Request, Response, Status};
 
 use crate::failure::Result;
+use crate::fence::LeftAttached;
 use crate::grants::May;
 use crate::places::Kept;
 use crate::rows::Mode;
@@ -62,12 +63,16 @@ impl Admin for Service {
             self.end_if_over(&node).await;
         }
         // The claims end when the cluster is normal.
-        if is_fence && self.cluster.meta_now().await?.value.mode == Mode::Normal {
-            self.cluster.end_fenced(&caller, &node).await?;
-        }
+        let left = match is_fence && self.cluster.meta_now().await?.value.mode == Mode::Normal {
+            true => self.cluster.end_fenced(&caller, &node).await?,
+            false => LeftAttached::default(),
+        };
         match is_forgotten {
             true => Ok(Response::new(NodeRow { node, ..NodeRow::default() })),
-            false => Ok(Response::new(self.cluster.changed_node(&node).await?)),
+            false => {
+                let row = self.cluster.changed_node(&node).await?;
+                Ok(Response::new(NodeRow { left: left.first, left_count: left.count, ..row }))
+            }
         }
     }
 

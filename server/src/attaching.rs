@@ -8,10 +8,13 @@ use csid::volume::rules::{ClaimAction, ClaimOutcome};
 use csid::{Error, Kind};
 use csid_etcd::{Expected, Guard, RowKey};
 
-use crate::by_call::{attachment, due_attachments, end, enter_end, failure_name, name_of_call, set_called};
+use crate::by_call::{
+    attachment, due_attachments, end, enter_end, failure_name, name_of_call, remove_forgotten, set_called,
+    set_node,
+};
 use crate::cluster::{meta_guard, node_guard};
 use crate::drive::{BLOCKED, Driving, NOTHING, Next, SHORT, Turn, rpc_of, unanswered};
-use crate::failure::Result;
+use crate::failure::{Result, ServerError};
 use crate::forward::{Ended, Ready};
 use crate::pace::{Memory, Wish};
 use crate::records::{TRIES, busy};
@@ -35,7 +38,23 @@ impl Driving {
         for at in due_attachments(record) {
             let node_id = at.node_id.as_deref().unwrap_or_default();
             let mut guards = guards.clone();
-            if let Some(error) = self.unwanted(record, at, &mut guards).await? {
+            let (named, unwanted) = match self.named_later(record, at).await {
+                Ok(named) => (named, None),
+                // Two nodes have the name.
+                Err(ServerError::Refused(error)) => (None, Some(error)),
+                Err(error) => return Err(error),
+            };
+            if let Some(node) = named {
+                let mut after = record.clone();
+                set_node(&mut after, node_id, &node);
+                self.cluster.swap(record, after, guards).await?;
+                return Ok(Turn::Again);
+            }
+            let unwanted = match unwanted {
+                None => self.unwanted(record, at, &mut guards).await?,
+                unwanted => unwanted,
+            };
+            if let Some(error) = unwanted {
                 let mut after = record.clone();
                 end(&mut after, node_id);
                 if self.cluster.swap_granting(record, after, guards).await?.is_some() {
@@ -80,6 +99,23 @@ impl Driving {
         let rest = [pause, may_run].into_iter().flatten().min().unwrap_or(NOTHING).min(NOTHING);
         // A task that waits for long would have the place of another volume's.
         Ok(if pause.is_some() && rest < SHORT { Turn::Wait(rest) } else { Turn::Rest(rest) })
+    }
+
+    /// Returns the node that has reported the name of an attachment since its intent was written. `None`: the node is in the row, or none has.
+    /// Refuses a name of two nodes, and a node that has no place for the volume.
+    async fn named_later(&self, record: &Record, at: &Attachment) -> Result<Option<String>> {
+        if at.leg != Leg::Making || !at.node.is_empty() {
+            return Ok(None);
+        }
+        let node_id = at.node_id.as_deref().unwrap_or_default();
+        let Some(node) = self.cluster.node_of_id(&record.volume.plugin, node_id).await? else {
+            return Ok(None);
+        };
+        let Some(row) = self.cluster.node(&node).await? else { return Ok(None) };
+        match self.cluster.refuse_limit(record, &node, &row.value).await? {
+            Some(full) => Err(full.into()),
+            None => Ok(Some(node)),
+        }
     }
 
     /// Returns why an attachment that is being made is not wanted any more: its node takes none, or no call was made and nobody waits. Adds the
@@ -173,13 +209,23 @@ impl Driving {
             }
             let mut guards = vec![meta_guard(&meta), here.guard()];
             // Nothing is given to a node after its fence.
-            let (is_ready, guard) = self.is_ready(&ready.effect.node).await?;
+            let mut node = ready.effect.node.clone();
+            if let (true, ClaimAction::Attach) = (node.is_empty(), action)
+                && let Ok(Some(named)) = self.cluster.node_of_id(&record.volume.plugin, node_id).await
+            {
+                // A fence that came during the call may be of it.
+                node = named;
+            }
+            let (is_ready, guard) = self.is_ready(&node).await?;
             guards.extend(guard);
             let mut after = record.clone();
             enter_end(&mut after, node_id, action, of, (was_asked, is_ready));
             after.driver = record.driver.as_ref().zip(unanswered.clone()).map(|(driver, unanswered)| {
                 Driver { server: String::new(), call: None, unanswered, ..driver.clone() }
             });
+            if after.driver.is_none() {
+                remove_forgotten(&mut after);
+            }
             let is_over =
                 attachment(&after, node_id).is_none_or(|at| !matches!(at.leg, Leg::Making | Leg::Present));
             if self.cluster.swap_granting(&record, after, guards).await?.is_some() {

@@ -10,18 +10,21 @@ use csid::store::registry::{AskedAttach, Attachment, Blocked, Record, Registry, 
 use csid::store::rows::Leg;
 use csid::volume::rules;
 use csid::{Error, Kind};
+use csid_etcd::RowKey;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::by_call::{
-    attachment, attachments, due_attachments, end, failure_name, is_called, name_of_call, remove, set_keeper,
+    attachment, attachments, detach, due_attachments, end, failure_name, forget, is_ended, is_forgotten,
+    meant, name_of_call, remove, set_keeper,
 };
 use crate::cluster::{Cluster, is_in_state, meta_guard, node_guard};
 use crate::controllers::{no_controller, plugin_guard};
 use crate::failure::{Result, ServerError};
 use crate::grants::May;
+use crate::random;
 use crate::records::{TRIES, busy};
-use crate::rows::NodeState;
+use crate::rows::{ATTACHES_BY_CALL, NodeState};
 use crate::view;
 use crate::volumes::holders_of;
 use crate::wanted::CONTROLLER;
@@ -36,6 +39,8 @@ const UNFINISHED: usize = 100;
 /// What a call has seen of an attachment.
 #[derive(Default)]
 struct Progress {
+    /// How many attachments of the volume had ended when the record was read first. `None`: it was not read yet.
+    ended: Option<u64>,
     /// The attachment that the call has begun or joined was there.
     has_begun: bool,
     /// The call has had a detach tried again that the plugin has refused.
@@ -51,6 +56,7 @@ impl Cluster {
         let name = rules::volume_name(&ask.namespace, &ask.volume)?;
         self.require(caller, &name.namespace, May::Attach)?;
         rules::check_node_id(&ask.node_id)?;
+        rules::check_name("call", &ask.call)?;
         let begun = Instant::now();
         let _asking = self.asks.begin(&name_of_call(&caller.to_string(), &name, &ask.node_id), None);
         let mut driven = self.subscribe_driven(&name);
@@ -77,12 +83,13 @@ impl Cluster {
                 }
                 None if !progress.has_begun => {}
                 None | Some(Leg::Making) => {
-                    let error = self.not_attached(&name, &ask, try_begun, progress);
+                    let error = self.not_attached(&name, &ask, try_begun, &progress);
                     if !error.details.retryable || begun.elapsed() >= CONTROLLER {
                         return Err(error.into());
                     }
                     // Nothing is left of that try, and the caller still waits.
-                    (progress, try_begun) = (Progress::default(), Instant::now());
+                    progress = Progress { ended: progress.ended, ..Progress::default() };
+                    try_begun = Instant::now();
                     tokio::time::sleep(PAUSE).await;
                     continue;
                 }
@@ -93,7 +100,7 @@ impl Cluster {
             }
             if begun.elapsed() >= CONTROLLER {
                 if progress.failed {
-                    return Err(self.not_attached(&name, &ask, try_begun, progress).into());
+                    return Err(self.not_attached(&name, &ask, try_begun, &progress).into());
                 }
                 if !self.withdraw_attach(&record, &ask.node_id).await? {
                     tries += 1;
@@ -111,7 +118,8 @@ impl Cluster {
         Err(busy(&name))
     }
 
-    /// Has a volume's controller detach it from a node. What is not attached is detached already.
+    /// Has a volume's controller detach it from a node. What is not attached is detached already. A call without an ID changes nothing: its answer
+    /// has the attachment that the next call names. So no try ends an attachment that was made since.
     pub async fn detach(&self, caller: &Identity, ask: DetachAsk) -> Result<VolumeRow> {
         let name = rules::volume_name(&ask.namespace, &ask.volume)?;
         self.require(caller, &name.namespace, May::Attach)?;
@@ -121,6 +129,10 @@ impl Cluster {
             self.require(caller, &name.namespace, May::Fence)?;
         }
         rules::check_node_id(&ask.node_id)?;
+        if ask.id.is_empty() {
+            return self.to_be_detached(caller, &name, &ask).await;
+        }
+        rules::check_name("attachment", &ask.id)?;
         let begun = Instant::now();
         let mut driven = self.subscribe_driven(&name);
         let (mut tries, mut has_asked) = (0, false);
@@ -133,9 +145,9 @@ impl Cluster {
                 tries += 1;
                 continue;
             };
-            // Another one may have been made since the one that was meant has ended.
-            let at = attachment(&record, &ask.node_id).filter(|at| at.leg == Leg::Removing);
-            let Some(at) = at else { return Ok(view::row(&record, caller)) };
+            let Some(at) = meant(&record, &ask.node_id, &ask.id) else {
+                return Ok(view::row(&record, caller));
+            };
             if let Some(error) = blocked(&record, &ask.node_id).filter(|_| has_asked) {
                 return Err(error);
             }
@@ -145,6 +157,36 @@ impl Cluster {
             self.wait_for_attachment(&record, &mut driven, begun).await?;
         }
         Err(busy(&name))
+    }
+
+    /// Returns a volume with the attachment that a detach of the caller would end. None there: nothing is attached to the node.
+    async fn to_be_detached(
+        &self,
+        caller: &Identity,
+        name: &VolumeName,
+        ask: &DetachAsk,
+    ) -> Result<VolumeRow> {
+        let record = self.while_here(async { Ok(self.registry.record(name.clone()).await?) }).await?;
+        let Some(at) = attachment(&record, &ask.node_id) else {
+            rules::refuse_claimed(&record).map_err(|error| holders_of(&record, error))?;
+            if ask.forget {
+                let text = format!("AttachVolume has attached {name} to no node {}", ask.node_id);
+                return Err(Error::not_found(text).into());
+            }
+            return Ok(view::row(&record, caller));
+        };
+        self.refuse_anothers(caller, name, at)?;
+        let attached = (!is_forgotten(at)).then(|| view::attachment(at, caller));
+        Ok(VolumeRow { attached, ..view::row(&record, caller) })
+    }
+
+    /// Refuses a caller that may not end another identity's attachment.
+    fn refuse_anothers(&self, caller: &Identity, name: &VolumeName, at: &Attachment) -> Result<()> {
+        let is_own = at.asked.as_ref().is_some_and(|asked| asked.owner == caller.to_string());
+        match is_own || self.config.grants.allow(caller, &name.namespace, May::ReleaseOthers) {
+            true => Ok(()),
+            false => Err(another_attacher(name, at.node_id.as_deref().unwrap_or_default())),
+        }
     }
 
     /// Waits for a change of a record, or until the caller's time is over.
@@ -174,13 +216,25 @@ impl Cluster {
     ) -> Result<Option<Record>> {
         let here = self.presence.here()?;
         let meta = self.normal().await?;
+        if meta.value.schema < ATTACHES_BY_CALL {
+            let text = format!(
+                "the values in etcd have version {}, and AttachVolume needs version {ATTACHES_BY_CALL}",
+                meta.value.schema
+            );
+            return Err(Error::new(Kind::NotSupported, text).into());
+        }
         let mut guards = vec![meta_guard(&meta), here.guard()];
         guards.extend(self.unblocked_guard(caller).await?);
         let record = self.registry.record(name.clone()).await?;
         rules::registered(&record)?;
         let wanted = rules::new_attach(&record, ask.read_only, &ask.access_mode, &ask.attachment_mode)?;
+        let ended = &record.ended_attaches;
+        let has_ended = *progress.ended.get_or_insert(ended.number) != ended.number;
         let mut after = record.clone();
         if let Some(at) = attachment(&record, &ask.node_id) {
+            if is_forgotten(at) {
+                return Ok(Some(record));
+            }
             let asked = at.asked.as_ref();
             if asked.is_none_or(|asked| asked.owner != caller.to_string()) {
                 return Err(another_attacher(name, &ask.node_id));
@@ -200,12 +254,18 @@ impl Cluster {
                 }
                 _ => return Ok(Some(record)),
             }
-            progress.has_asked |= is_blocked;
-            return Ok(self.swap(&record, after, guards).await?);
+            let swapped = self.swap(&record, after, guards).await?;
+            progress.has_asked |= is_blocked && swapped.is_some();
+            return Ok(swapped);
         }
-        // An attachment that was forgotten may still have its call.
-        if progress.has_begun || is_called(&record, &ask.node_id) {
+        if progress.has_begun {
             return Ok(Some(record));
+        }
+        if has_ended || ended.calls.contains(&ask.call) {
+            // What this call or its repeat has made may have been detached. Nobody would detach it again.
+            let text =
+                format!("{name} was not attached to {}: it was detached since the call began", ask.node_id);
+            return Err(Error::new(Kind::Busy, text).into());
         }
         rules::refuse_claimed(&record).map_err(|error| holders_of(&record, error))?;
         rules::refuse_expanding(&record)?;
@@ -235,6 +295,12 @@ impl Cluster {
                     false => Err(is_in_state(node, row.value.state)),
                 };
             }
+            let reported = row.value.plugins.get(plugin).and_then(|of| of.node_id.as_ref());
+            if reported != Some(&ask.node_id) {
+                // The names are those of another row. They are read again when the change has come.
+                self.forget(&RowKey::Node(node.clone()));
+                return Ok(None);
+            }
             if let Some(error) = self.refuse_limit(&record, node, &row.value).await? {
                 return Err(error.into());
             }
@@ -243,8 +309,13 @@ impl Cluster {
                 guards.push(guard);
             }
         }
-        let asked =
-            AskedAttach { owner: caller.to_string(), keeper: here.id.clone(), ..AskedAttach::default() };
+        let asked = AskedAttach {
+            id: random::name(),
+            owner: caller.to_string(),
+            call: ask.call.clone(),
+            keeper: here.id.clone(),
+            ..AskedAttach::default()
+        };
         after.attachments.push(Attachment {
             node_id: Some(ask.node_id.clone()),
             uncalled: true,
@@ -261,10 +332,12 @@ impl Cluster {
 
     /// Removes the row of an attachment for which no call was made in the caller's time. Returns `false` if the record has changed.
     async fn withdraw_attach(&self, record: &Record, node_id: &str) -> Result<bool> {
-        if attachment(record, node_id).is_none_or(|at| !at.uncalled) {
+        let (here, meta) = (self.presence.here()?, self.meta().await?);
+        let is_kept = |at: &Attachment| at.asked.as_ref().is_some_and(|asked| asked.keeper == here.id);
+        // A caller that waits at another server has made that one the keeper.
+        if attachment(record, node_id).is_none_or(|at| !at.uncalled || !is_kept(at)) {
             return Ok(true);
         }
-        let (here, meta) = (self.presence.here()?, self.meta().await?);
         let mut after = record.clone();
         remove(&mut after, node_id);
         Ok(self.swap_granting(record, after, vec![meta_guard(&meta), here.guard()]).await?.is_some())
@@ -284,34 +357,29 @@ impl Cluster {
         let mut guards = vec![meta_guard(&meta), here.guard()];
         guards.extend(self.unblocked_guard(caller).await?);
         let record = self.registry.record(name.clone()).await?;
-        let Some(at) = attachment(&record, &ask.node_id) else {
-            // A claim that has waited may have the volume since this call has ended the attachment.
-            if *has_asked {
-                return Ok(Some(record));
-            }
-            rules::refuse_claimed(&record).map_err(|error| holders_of(&record, error))?;
-            if ask.forget {
-                let text = format!("AttachVolume has attached {name} to no node {}", ask.node_id);
-                return Err(Error::not_found(text).into());
-            }
+        // The caller may have attached the volume again since the one that is meant has ended.
+        let Some(at) = meant(&record, &ask.node_id, &ask.id) else { return Ok(Some(record)) };
+        if *has_asked {
             return Ok(Some(record));
-        };
-        let asked = at.asked.as_ref();
-        if asked.is_none_or(|asked| asked.owner != caller.to_string())
-            && !self.config.grants.allow(caller, &name.namespace, May::ReleaseOthers)
-        {
-            return Err(another_attacher(name, &ask.node_id));
         }
-        let is_blocked = asked.is_some_and(|asked| asked.blocked.is_some());
-        let goes_on = at.leg == Leg::Removing && !ask.forget && !is_blocked;
-        if *has_asked || goes_on {
+        self.refuse_anothers(caller, name, at)?;
+        if ask.forget && at.leg != Leg::Removing {
+            let state = view::leg(at.leg);
+            let text = format!(
+                "the attachment of {name} to {} is {state}, and one that is detaching may be forgotten",
+                ask.node_id
+            );
+            return Err(Error::new(Kind::Busy, text).into());
+        }
+        let is_blocked = at.asked.as_ref().is_some_and(|asked| asked.blocked.is_some());
+        if at.leg == Leg::Removing && is_ended(at) && !ask.forget && !is_blocked {
             *has_asked = true;
             return Ok(Some(record));
         }
         let mut after = record.clone();
         match ask.forget {
-            true => remove(&mut after, &ask.node_id),
-            false => end(&mut after, &ask.node_id),
+            true => forget(&mut after, &ask.node_id),
+            false => detach(&mut after, &ask.node_id),
         }
         let swapped = self.swap_granting(&record, after, guards).await?;
         if swapped.is_some() {
@@ -327,8 +395,9 @@ impl Cluster {
     async fn refuse_more_attachments(&self, caller: &Identity) -> Result<()> {
         let owner = caller.to_string();
         let is_own = |at: &&Attachment| at.asked.as_ref().is_some_and(|asked| asked.owner == owner);
-        let (records, _) = self.registry.restless().await?;
-        let count: usize = records.iter().map(|record| due_attachments(record).filter(is_own).count()).sum();
+        let own = |record: &Record| due_attachments(record).filter(is_own).count();
+        let records = self.registry.attached_by_call(|record| own(record) > 0).await?;
+        let count: usize = records.iter().map(own).sum();
         match count >= UNFINISHED {
             false => Ok(()),
             true => {
@@ -339,10 +408,10 @@ impl Cluster {
     }
 
     /// Returns why an attach came to nothing.
-    fn not_attached(&self, name: &VolumeName, ask: &AttachAsk, begun: Instant, progress: Progress) -> Error {
+    fn not_attached(&self, name: &VolumeName, ask: &AttachAsk, begun: Instant, progress: &Progress) -> Error {
         let known = self.failure_since(&failure_name(name, &ask.node_id), begun);
         let unknown = || {
-            let why = progress.error.unwrap_or_else(|| {
+            let why = progress.error.clone().unwrap_or_else(|| {
                 "it was detached meanwhile, or another server knows the failure".to_owned()
             });
             let text = format!("{name} was not attached to {}: {why}", ask.node_id);

@@ -137,7 +137,7 @@ async fn fence(cluster: &Cluster, server: &Identity, seen: &SeenNode, after: Dur
     let reason = format!("without a session for {} s", after.as_secs());
     let ask = FenceAsk { reason, revision: seen.row.revision, by_hand: false };
     cluster.change_node(server, &seen.node, &Change::Fence(ask)).await?;
-    cluster.end_fenced(server, &seen.node).await
+    cluster.end_fenced(server, &seen.node).await.map(drop)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@
 //!
 //! A volume with such an attachment has no claim, and one with a claim has no such attachment.
 
-use csid::store::registry::{Attachment, Blocked, DrivenCall, DrivenRpc, Record, VolumeName};
+use csid::store::registry::{AskedAttach, Attachment, Blocked, DrivenCall, DrivenRpc, Record, VolumeName};
 use csid::store::rows::Leg;
 use csid::volume::rules::{ClaimAction, ClaimOutcome};
 
@@ -42,14 +42,56 @@ pub fn attachments(record: &Record) -> impl Iterator<Item = &Attachment> {
 
 /// Returns those for which a controller may have to be called, those that end first.
 pub fn due_attachments(record: &Record) -> impl Iterator<Item = &Attachment> {
-    let of = |leg: Leg| attachments(record).filter(move |at| at.leg == leg);
+    let of = |leg: Leg| attachments(record).filter(move |at| at.leg == leg && !is_forgotten(at));
     of(Leg::Removing).chain(of(Leg::Making))
 }
 
-/// Returns whether a controller is being called for a node's attachment.
-pub fn is_called(record: &Record, node_id: &str) -> bool {
-    let call = record.driver.as_ref().and_then(|driver| driver.call.as_ref());
-    call.is_some_and(|call| call.node_id == node_id)
+fn has(at: &Attachment, what: impl Fn(&AskedAttach) -> bool) -> bool {
+    at.asked.as_ref().is_some_and(what)
+}
+
+/// Returns whether a caller or a fence has ended an attachment. Otherwise the attachment is wanted, or a failed attach is undone.
+pub fn is_ended(at: &Attachment) -> bool {
+    has(at, |asked| asked.ended)
+}
+
+/// Returns whether an operator has forgotten an attachment. Its row stays while a controller's call for the volume has no answer.
+pub fn is_forgotten(at: &Attachment) -> bool {
+    has(at, |asked| asked.forgotten)
+}
+
+/// Returns the attachment with an ID, unless it was forgotten.
+pub fn meant<'a>(record: &'a Record, node_id: &str, id: &str) -> Option<&'a Attachment> {
+    attachment(record, node_id).filter(|at| has(at, |asked| asked.id == id && !asked.forgotten))
+}
+
+/// Detaches for a caller or a fence. A call that has begun before makes no attachment of its own any more.
+pub fn detach(record: &mut Record, node_id: &str) {
+    note_end(record, node_id);
+    end(record, node_id);
+}
+
+/// Forgets an attachment that is being detached. Its row stays while a call for the volume may run: nothing else has the volume until then.
+pub fn forget(record: &mut Record, node_id: &str) {
+    note_end(record, node_id);
+    let may_run = record.driver.is_some();
+    match attachment_mut(record, node_id).and_then(|at| at.asked.as_mut()) {
+        Some(asked) if may_run => asked.forgotten = true,
+        _ => remove(record, node_id),
+    }
+}
+
+/// Removes the rows of forgotten attachments. No call for the volume may run any more.
+pub fn remove_forgotten(record: &mut Record) {
+    record.attachments.retain(|at| !is_forgotten(at));
+}
+
+fn note_end(record: &mut Record, node_id: &str) {
+    let asked = attachment_mut(record, node_id).and_then(|at| at.asked.as_mut());
+    let Some(asked) = asked.filter(|asked| !asked.ended) else { return };
+    asked.ended = true;
+    let call = asked.call.clone();
+    record.ended_attaches.add(&call);
 }
 
 /// Ends an attachment: its row is removed if no controller was called for it, else it is to be detached.
@@ -85,6 +127,13 @@ pub fn set_keeper(record: &mut Record, node_id: &str, keeper: &str) {
     }
 }
 
+/// Notes which node has the name of an attachment.
+pub fn set_node(record: &mut Record, node_id: &str, node: &str) {
+    if let Some(at) = attachment_mut(record, node_id) {
+        node.clone_into(&mut at.node);
+    }
+}
+
 /// Enters how a call has ended. `was_asked`: an earlier call may have had an effect. `is_ready`: volumes may be attached to the node.
 pub fn enter_end(
     record: &mut Record,
@@ -93,8 +142,17 @@ pub fn enter_end(
     of: &Ended,
     (was_asked, is_ready): (bool, bool),
 ) {
-    // The row of an attachment that was forgotten is gone.
     let Some(at) = attachment_mut(record, node_id) else { return };
+    if let Some(asked) = at.asked.as_mut().filter(|asked| asked.forgotten) {
+        match (action, &of.outcome) {
+            // The volume is attached since it was forgotten, so it is detached.
+            (ClaimAction::Attach, ClaimOutcome::Done) => asked.forgotten = false,
+            (ClaimAction::Attach, _) => {}
+            (_, ClaimOutcome::Done) => remove(record, node_id),
+            _ => {}
+        }
+        return;
+    }
     let is_wanted = at.leg == Leg::Making && is_ready;
     if let Some(asked) = &mut at.asked {
         asked.error = of.error.as_ref().map(|error| error.message.clone());
@@ -134,7 +192,7 @@ pub fn enter_lost(record: &mut Record, call: &DrivenCall, host: &str) {
 
 #[cfg(test)]
 mod tests {
-    use csid::store::registry::AskedAttach;
+    use csid::store::registry::{AskedAttach, Driver};
     use csid::volume::rules;
     use csid::{Error, Kind};
 
@@ -223,9 +281,51 @@ mod tests {
             assert_eq!(attachment(&record, ID).unwrap().asked.as_ref().unwrap().blocked, None);
             enter_end(&mut record, ID, ClaimAction::Detach, &done(), (true, true));
             assert_eq!(attachment(&record, ID), None);
-            // It was forgotten during a call.
-            enter_end(&mut record, ID, ClaimAction::Attach, &done(), (true, true));
-            assert!(record.attachments.is_empty());
         }
+    }
+
+    #[test]
+    fn ended_attachment_is_counted_once_with_its_call() {
+        let mut undone = record(Leg::Making, false);
+        let mut record = record(Leg::Present, false);
+        record.attachments[0].asked.as_mut().unwrap().call = "c".into();
+        for _ in 0..2 {
+            detach(&mut record, ID);
+            assert_eq!(
+                (record.ended_attaches.number, &*record.ended_attaches.calls),
+                (1, &["c".to_owned()][..])
+            );
+        }
+        assert!(is_ended(attachment(&record, ID).unwrap()));
+        // A failed attach that is undone was ended by nobody.
+        enter_end(&mut undone, ID, ClaimAction::Attach, &failed(ClaimOutcome::Unknown), (true, true));
+        assert!(undone.ended_attaches.is_none() && !is_ended(attachment(&undone, ID).unwrap()));
+    }
+
+    #[test]
+    fn forgotten_attachment_stays_while_a_call_may_run() {
+        let driver = |call| Driver {
+            server: String::new(),
+            host: "h".into(),
+            call,
+            unanswered: "c".into(),
+            deadline_ms: 1,
+        };
+        let mut idle = record(Leg::Removing, false);
+        forget(&mut idle, ID);
+        assert!(idle.attachments.is_empty());
+        let mut record = record(Leg::Removing, false);
+        record.driver = Some(driver(None));
+        forget(&mut record, ID);
+        assert!(is_forgotten(attachment(&record, ID).unwrap()) && due_attachments(&record).next().is_none());
+        assert_eq!(meant(&record, ID, ""), None, "it is detached as far as callers know");
+        let mut gone = record.clone();
+        enter_end(&mut gone, ID, ClaimAction::Attach, &failed(ClaimOutcome::Unknown), (true, true));
+        assert!(is_forgotten(attachment(&gone, ID).unwrap()), "the call may run yet");
+        remove_forgotten(&mut gone);
+        assert!(gone.attachments.is_empty());
+        // The plugin has attached it since.
+        enter_end(&mut record, ID, ClaimAction::Attach, &done(), (true, true));
+        assert_eq!(due_attachments(&record).count(), 1);
     }
 }

@@ -24,7 +24,9 @@ use csid_etcd::{Expected, Guard, RowKey, Rows};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::Instant;
 
-use crate::by_call::{due_attachments, enter_lost, failure_name};
+use crate::by_call::{
+    attachments, due_attachments, enter_lost, failure_name, is_forgotten, remove_forgotten,
+};
 use crate::cluster::{Cluster, meta_guard, node_guard};
 use crate::controllers::plugin_guard;
 use crate::excluded::{excluding, waits_for_word};
@@ -302,6 +304,17 @@ impl Driving {
             }
             _ => {}
         }
+        if attachments(&record).any(is_forgotten) {
+            // While a call may run, nothing but the rows of forgotten attachments shows what it may do.
+            let Next { may_run, .. } = self.choose(&record, &[], memory);
+            if may_run.is_none() {
+                let mut after = Record { driver: None, ..record.clone() };
+                remove_forgotten(&mut after);
+                self.cluster.swap_granting(&record, after, guards).await?;
+                self.cluster.was_driven(name);
+                return Ok(Turn::Again);
+            }
+        }
         let mut of_volume: Option<Duration> = None;
         if let Some(rpc) = rpc_of_volume(&record) {
             match self.turn_of_volume(&record, rpc, memory, guards.clone()).await? {
@@ -390,10 +403,8 @@ impl Driving {
                 _ => {}
             }
         }
-        // While a node is between two legs, the call without an answer may have been for it.
-        let is_between = record.attachments.iter().any(|at| matches!(at.leg, Leg::Making | Leg::Removing));
-        let is_bound = is_waiting || is_between;
-        if pause.is_none() && record.driver.is_some() && !is_waiting && !(is_between && may_run.is_some()) {
+        // A call without an answer may have been for a node whose row was forgotten. It runs on its host until its time is over.
+        if pause.is_none() && record.driver.is_some() && !is_waiting && may_run.is_none() {
             let after = Record { driver: None, ..record.clone() };
             self.cluster.swap(&record, after, guards).await?;
             return Ok(Turn::Again);
@@ -401,7 +412,7 @@ impl Driving {
         // The host's next session ends the rest, and so does a change of the record. A pending claim's node may leave meanwhile.
         let is_pending =
             !record.queue.is_empty() || record.claims.iter().any(|claim| claim.state == ClaimState::Pending);
-        let reasons = [pause, may_run.filter(|_| is_bound), is_pending.then_some(NOTHING), of_volume];
+        let reasons = [pause, may_run, is_pending.then_some(NOTHING), of_volume];
         let rest = reasons.into_iter().flatten().min().unwrap_or(NOTHING);
         // A task that waits for long would have the place of another volume's.
         let is_short = (pause.is_some() || of_volume.is_some()) && rest < SHORT;
@@ -443,11 +454,6 @@ impl Driving {
             0 => START + self.cluster.config.controller_time,
             _ => START + Duration::from_millis(*deadline_ms),
         };
-        if let Some(same) = hosts.iter().find(|host| *host == last) {
-            // A call to it may get no answer again, and then has a time of its own.
-            memory.awaited = None;
-            return Next { host: Some(same), may_run: Some(time) };
-        }
         let is_same = |awaited: &Awaited| awaited.host == *last && awaited.call == *unanswered;
         let since = match memory.awaited.as_ref().filter(|awaited| is_same(awaited)) {
             Some(awaited) => awaited.since,
@@ -457,9 +463,11 @@ impl Driving {
                 since
             }
         };
+        // The host makes its calls one after the other.
+        let same = hosts.iter().find(|host| *host == last);
         match time.saturating_sub(since.elapsed()) {
-            Duration::ZERO => Next { host: hosts.first(), may_run: None },
-            left => Next { host: None, may_run: Some(left) },
+            Duration::ZERO => Next { host: same.or(hosts.first()), may_run: None },
+            left => Next { host: same, may_run: Some(left) },
         }
     }
 

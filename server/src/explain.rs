@@ -13,6 +13,7 @@ use csid::store::rows::Leg;
 use csid::volume::rules::{self, ClaimRefusal};
 use csid_etcd::{ClaimInList, RowKey};
 
+use crate::by_call::is_forgotten;
 use crate::cluster::Cluster;
 use crate::excluded::{excluding, waits_for_word};
 use crate::failure::Result;
@@ -290,6 +291,9 @@ fn wait_of_call(
     let is_blocked = at.asked.as_ref().is_some_and(|asked| asked.blocked.is_some());
     let (kind, text) = match at.leg {
         Leg::Present => return None,
+        _ if is_forgotten(at) => {
+            ("detach", format!("the end of a controller's call, which may attach the volume to {node_id}"))
+        }
         _ if is_blocked => ("parked", format!("an operator, for the plugin refuses the detach{why}")),
         _ if record.driver.is_none() && !has_controller => {
             ("controller", format!("a host with the controller of plugin {}{why}", record.volume.plugin))

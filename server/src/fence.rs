@@ -1,5 +1,6 @@
 //! The claims of a fenced node end, and what AttachVolume has attached to it. An operator says that the node's machine is off, so nothing there uses a volume any more.
 
+use csi_proto::cluster::v1::FenceLeft;
 use csi_proto::identity::Identity;
 use csid::store::registry::{Attachment, ClaimState, Record, Registry, VolumeName};
 use csid::store::rows::Leg;
@@ -7,7 +8,7 @@ use csid::volume::rules;
 use csid::{Error, Kind};
 use csid_etcd::{ClaimInList, ListFilter};
 
-use crate::by_call::{attachments, end};
+use crate::by_call::{attachments, detach};
 use crate::claims::by_force;
 use crate::cluster::{Cluster, meta_guard, node_guard, not_joined};
 use crate::controllers::plugin_guard;
@@ -18,11 +19,21 @@ use crate::rows::{NodeRow, Read};
 
 /// Claims that are read together.
 const CLAIMS: usize = 500;
+/// The limit of attachments that the answer to a fence names.
+const LEFT: usize = 64;
+
+/// What a fence has left attached: AttachVolume names a node by a name that no operator has accepted.
+#[derive(Debug, Default)]
+pub struct LeftAttached {
+    pub count: u64,
+    /// The first ones.
+    pub first: Vec<FenceLeft>,
+}
 
 impl Cluster {
-    /// Ends the claims that a fenced node has had. Returns when etcd has all their ends. Controllers detach the volumes later. A call that fails
-    /// may be repeated.
-    pub async fn end_fenced(&self, caller: &Identity, node: &str) -> Result<()> {
+    /// Ends the claims that a fenced node has had, and what AttachVolume has attached to its accepted names. Returns what is left attached, when
+    /// etcd has all ends. Controllers detach the volumes later. A call that fails may be repeated.
+    pub async fn end_fenced(&self, caller: &Identity, node: &str) -> Result<LeftAttached> {
         let row = self.while_here(self.fenced_row(node, None)).await?;
         // Nothing is granted to the node after that revision.
         self.while_here(async { Ok(self.registry.reached(row.revision).await?) }).await?;
@@ -43,13 +54,32 @@ impl Cluster {
             }
         };
         self.while_here(self.drop_heard_of(node)).await?;
-        let records = self.while_here(async { Ok(self.registry.attached_by_call().await?) }).await?;
-        for record in &records {
-            ended += usize::from(self.while_here(self.end_attachments(&record.name, node, number)).await?);
+        let mut left = LeftAttached::default();
+        for record in
+            self.while_here(self.attached_where(|record| is_at_any(record, node, &row.value))).await?
+        {
+            let is_left = |at: &&Attachment| {
+                is_at(&record, at, node, &row.value) && !is_accepted(&record, at, &row.value)
+            };
+            for at in attachments(&record).filter(|at| at.leg != Leg::Removing).filter(is_left) {
+                left.count += 1;
+                if left.first.len() < LEFT {
+                    let VolumeName { namespace, volume } = record.name.clone();
+                    left.first.push(FenceLeft {
+                        namespace,
+                        volume,
+                        node_id: at.node_id.clone().unwrap_or_default(),
+                    });
+                }
+            }
+            if attachments(&record).any(|at| is_to_end(&record, at, &row.value)) {
+                ended +=
+                    usize::from(self.while_here(self.end_attachments(&record.name, node, number)).await?);
+            }
         }
-        tracing::warn!(%caller, node, ended, "the claims of a fenced node have ended");
+        tracing::warn!(%caller, node, ended, left = left.count, "the claims of a fenced node have ended");
         match left_out.first {
-            None => Ok(()),
+            None => Ok(left),
             Some((name, _)) => {
                 let text = format!(
                     "{} volumes in etcd cannot be read, {name} first: claims of node {node} there have not ended",
@@ -60,25 +90,27 @@ impl Cluster {
         }
     }
 
-    /// Returns the number of a node's claims and attachments by AttachVolume that its machine may use, as they were at this revision or later.
-    pub async fn held_claims(&self, node: &str, revision: u64) -> Result<usize> {
-        let (held, left_out) = self.count_held(node, revision).await?;
+    /// Returns the number of a node's claims, and of attachments by AttachVolume, that its fence ends. They are as they were at the row's revision
+    /// or later.
+    pub async fn held_claims(&self, node: &str, row: &Read<NodeRow>) -> Result<usize> {
+        let (held, left_out) = self.count_held(node, row).await?;
         Ok(held + left_out)
     }
 
-    /// Returns whether a node has a claim that its machine may use, at this revision or later. A volume that cannot be read counts for no node.
-    pub async fn has_held_claims(&self, node: &str, revision: u64) -> Result<bool> {
-        Ok(self.count_held(node, revision).await?.0 > 0)
+    /// Returns whether a node has something that its fence ends. A volume that cannot be read counts for no node.
+    pub async fn has_held_claims(&self, node: &str, row: &Read<NodeRow>) -> Result<bool> {
+        Ok(self.count_held(node, row).await?.0 > 0)
     }
 
-    /// Returns the number of a node's claims that its machine may use, and that of volumes of any node that cannot be read.
-    async fn count_held(&self, node: &str, revision: u64) -> Result<(usize, usize)> {
-        self.registry.reached(revision).await?;
+    /// Returns the number of what a node's fence ends, and that of volumes of any node that cannot be read.
+    async fn count_held(&self, node: &str, row: &Read<NodeRow>) -> Result<(usize, usize)> {
+        self.registry.reached(row.revision).await?;
         let filter = ListFilter { node: Some(node.to_owned()), ..ListFilter::default() };
         let most = self.registry.claims_of(node).await? + 1;
         let part = self.registry.claim_list(&filter, None, most, |_| true).await?;
         let held = part.rows.iter().filter(|of| is_held(of.claim.state)).count();
-        Ok((held + self.attached_to(node).await?, part.left_out.count))
+        let ends = |record: &Record| attachments(record).any(|at| is_to_end(record, at, &row.value));
+        Ok((held + self.attached_where(ends).await?.len(), part.left_out.count))
     }
 
     /// Ends one claim of a fenced node. Returns `false` if it has ended.
@@ -107,7 +139,7 @@ impl Cluster {
         Err(busy(name))
     }
 
-    /// Ends what AttachVolume has attached to a fenced node. Returns `false` if nothing of the volume is attached to it so.
+    /// Ends what AttachVolume has attached to the accepted names of a fenced node. Returns `false` if nothing of the volume is.
     async fn end_attachments(&self, name: &VolumeName, node: &str, number: Option<u64>) -> Result<bool> {
         for _ in 0..TRIES {
             let here = self.presence.here()?;
@@ -115,11 +147,8 @@ impl Cluster {
             let row = self.fenced_row(node, number).await?;
             let record = self.registry.record(name.clone()).await?;
             let mut after = record.clone();
-            for at in attachments(&record).filter(|at| at.leg != Leg::Removing) {
-                let node_id = at.node_id.as_deref().unwrap_or_default();
-                if at.node == node || self.is_named_later(&record, at, node, node_id).await {
-                    end(&mut after, node_id);
-                }
+            for at in attachments(&record).filter(|at| is_to_end(&record, at, &row.value)) {
+                detach(&mut after, at.node_id.as_deref().unwrap_or_default());
             }
             if after == record {
                 return Ok(false);
@@ -134,19 +163,14 @@ impl Cluster {
         Err(busy(name))
     }
 
-    /// Returns whether a node has reported the name of an attachment, and no other node has. AttachVolume may have come first.
-    async fn is_named_later(&self, record: &Record, at: &Attachment, node: &str, node_id: &str) -> bool {
-        let plugin = &record.volume.plugin;
-        at.node.is_empty()
-            && self.node_of_id(plugin, node_id).await.is_ok_and(|found| found.as_deref() == Some(node))
+    /// Returns the number of volumes that AttachVolume has attached to a node, by any name that the node has reported.
+    pub async fn attached_to(&self, node: &str, row: &NodeRow) -> Result<usize> {
+        Ok(self.attached_where(|record| is_at_any(record, node, row)).await?.len())
     }
 
-    /// Returns the number of volumes that AttachVolume has attached to a node.
-    pub async fn attached_to(&self, node: &str) -> Result<usize> {
-        let records = self.registry.attached_by_call().await?;
-        let is_attached =
-            |record: &&Record| attachments(record).any(|at| at.node == node && at.leg != Leg::Removing);
-        Ok(records.iter().filter(is_attached).count())
+    /// Returns the volumes that AttachVolume has attached and that are as is wanted.
+    async fn attached_where(&self, is_wanted: impl Fn(&Record) -> bool) -> Result<Vec<Record>> {
+        Ok(self.registry.attached_by_call(is_wanted).await?)
     }
 
     /// Returns the row of a fenced node. `number`: the fence that is meant.
@@ -174,4 +198,26 @@ impl Cluster {
 /// Returns whether a claim's node may use the volume.
 fn is_held(state: ClaimState) -> bool {
     matches!(state, ClaimState::Pending | ClaimState::Taken)
+}
+
+/// Returns whether an operator has accepted the name of an attachment for a node. Any node may report any name.
+fn is_accepted(record: &Record, at: &Attachment, row: &NodeRow) -> bool {
+    at.node_id.is_some() && row.accepted_ids.get(&record.volume.plugin) == at.node_id.as_ref()
+}
+
+/// Returns whether a fence of a node ends an attachment.
+fn is_to_end(record: &Record, at: &Attachment, row: &NodeRow) -> bool {
+    is_accepted(record, at, row) && at.leg != Leg::Removing
+}
+
+/// Returns whether an attachment is to a node, by the row of either. AttachVolume may have come before the node's report.
+fn is_at(record: &Record, at: &Attachment, node: &str, row: &NodeRow) -> bool {
+    let reported = row.plugins.get(&record.volume.plugin).and_then(|of| of.node_id.as_ref());
+    at.node == node
+        || is_accepted(record, at, row)
+        || (at.node.is_empty() && at.node_id.is_some() && reported == at.node_id.as_ref())
+}
+
+fn is_at_any(record: &Record, node: &str, row: &NodeRow) -> bool {
+    attachments(record).any(|at| at.leg != Leg::Removing && is_at(record, at, node, row))
 }

@@ -10,7 +10,7 @@ use csi_proto::cluster::v1::{
 };
 use csi_proto::cluster::{CALL, HIDE};
 use csid::error::presentable;
-use csid::store::registry::{Capability as Mode, Claim, Record, Registration, VolumeSpec};
+use csid::store::registry::{Capability as Mode, Record, Registration, VolumeSpec};
 use csid::volume::rules::{self, ClaimAction, ClaimEffect, ClaimOutcome};
 use csid::{Error, Kind};
 use prost::Message;

@@ -360,7 +360,13 @@ mod tests {
         let driver = |rpc, node: &str, unanswered: &str| Driver {
             server: "s".into(),
             host: "c1".into(),
-            call: Some(DrivenCall { id: "call".into(), rpc, node: node.into(), consumer: "web".into(), node_id: String::new() }),
+            call: Some(DrivenCall {
+                id: "call".into(),
+                rpc,
+                node: node.into(),
+                consumer: "web".into(),
+                node_id: String::new(),
+            }),
             unanswered: unanswered.into(),
             deadline_ms: 1,
         };

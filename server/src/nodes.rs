@@ -189,7 +189,7 @@ impl Cluster {
                 let holds = match has_session {
                     true => self.count_claims(node).await? > 0,
                     // A node that has nothing mounted may be off.
-                    false => self.has_held_claims(node, row.revision).await?,
+                    false => self.has_held_claims(node, &row).await?,
                 };
                 seen.push(SeenNode { node: node.clone(), row, has_session, holds });
             }
@@ -237,7 +237,7 @@ impl Cluster {
         }
         if is_other && present.value.is_fenced() {
             // The claims that have yet to end would be the new machine's.
-            let held = self.while_here(self.held_claims(node, present.revision)).await?;
+            let held = self.while_here(self.held_claims(node, &present)).await?;
             if held > 0 {
                 let text = format!("node {node} is fenced, and {held} of its claims have not ended yet");
                 return Err(Error::new(Kind::Busy, text).into());
@@ -280,7 +280,7 @@ impl Cluster {
         if claims > 0 {
             return busy(format!("node {node} has {claims} claims that have not ended yet"));
         }
-        let attached = self.while_here(self.attached_to(node)).await?;
+        let attached = self.while_here(self.attached_to(node, &present.value)).await?;
         if attached > 0 {
             return busy(format!("AttachVolume has attached {attached} volumes to node {node}"));
         }
@@ -392,7 +392,7 @@ fn shown(node: &str, row: &Read<NodeRow>, sessions: Vec<NodeSession>, claims: u6
         fence,
         ahead,
         node_ids: _,
-        accepted_ids: _,
+        accepted_ids,
         drains: _,
         rest: _,
     } = &row.value;
@@ -444,6 +444,9 @@ fn shown(node: &str, row: &Read<NodeRow>, sessions: Vec<NodeSession>, claims: u6
             since_usec: ahead.since_usec,
             accepted: ahead.accepted,
         }),
+        accepted_ids: accepted_ids.clone().into_iter().collect(),
+        left: Vec::new(),
+        left_count: 0,
     }
 }
 
@@ -474,6 +477,13 @@ fn check(change: &Change) -> Result<()> {
         Change::Accept(accept) => {
             csid::volume::rules::check_name("machine-id", &accept.machine_id)?;
             csid::volume::rules::check_name("journal-id", &accept.journal_id)?;
+            if accept.forget && !accept.names.is_empty() {
+                return Err(Error::invalid("an acceptance has both forget and names").into());
+            }
+            for (plugin, name) in &accept.names {
+                csid::volume::rules::check_name("plugin", plugin)?;
+                csid::volume::rules::check_node_id(name)?;
+            }
         }
         Change::Block(BlockAsk { reason }) | Change::Fence(FenceAsk { reason, .. })
             if reason.len() > REASON || reason.contains(char::is_control) =>
@@ -616,8 +626,24 @@ fn accepted(node: &str, present: &Read<NodeRow>, accept: &Accept) -> Result<Opti
     let has_other_name = row.plugins.values().any(|plugin| plugin.other_node_id.is_some());
     let is_ahead = row.ahead.as_ref().is_some_and(|ahead| !ahead.accepted);
     let forgets = accept.forget && is_own && is_ahead;
-    if is_own && !is_blocked && !forgets && (accept.forget || !has_other_name) {
+    let has_names = accept.names.iter().all(|(plugin, name)| row.accepted_ids.get(plugin) == Some(name));
+    if is_own && !is_blocked && !forgets && has_names && (accept.forget || !has_other_name) {
         return Ok(None);
+    }
+    for (plugin, name) in &accept.names {
+        let of = row.plugins.get(plugin).filter(|_| is_own);
+        let reported = of.and_then(|of| of.other_node_id.as_ref().or(of.node_id.as_ref()));
+        // The plugin of an accepted name may be gone. Another name in its place is the one to accept.
+        let is_kept =
+            of.is_none_or(|of| of.other_node_id.is_none()) && row.accepted_ids.get(plugin) == Some(name);
+        if reported != Some(name) && !is_kept {
+            let text = format!(
+                "node {node} has not reported the name {:?} by plugin {}",
+                shortened(name),
+                shortened(plugin)
+            );
+            return Err(Error::not_found(text).into());
+        }
     }
     if (is_blocked || accept.forget) && accept.revision == 0 {
         let why = if is_blocked { "is blocked" } else { "has seen more than etcd has" };
@@ -644,6 +670,7 @@ fn accepted(node: &str, present: &Read<NodeRow>, accept: &Accept) -> Result<Opti
                 of.node_id = Some(id);
             }
         }
+        after.accepted_ids.extend(accept.names.clone());
         return Ok(Some(after));
     }
     let is_asked = |other: &&rows::OtherMachine| {
@@ -701,7 +728,13 @@ mod tests {
     }
 
     fn accept(n: u32, revision: u64) -> Accept {
-        Accept { machine_id: format!("m{n}"), journal_id: format!("j{n}"), revision, forget: false }
+        Accept {
+            machine_id: format!("m{n}"),
+            journal_id: format!("j{n}"),
+            revision,
+            forget: false,
+            names: Default::default(),
+        }
     }
 
     fn operator() -> Identity {
@@ -759,6 +792,31 @@ mod tests {
         let blocked = blocked(&present.value, &ask, &operator()).unwrap();
         let after = accepted("n", &Read { value: blocked, revision: 8 }, &accept(1, 8)).unwrap().unwrap();
         assert_eq!((after.node_ids["p"].as_str(), after.plugins["p"].node_id.as_deref()), ("i-1", None));
+    }
+
+    #[test]
+    fn name_counts_for_fences_when_it_is_accepted() {
+        let mut present = row(NodeState::Ready);
+        present.value.plugins.get_mut("p").unwrap().node_id = Some("i-1".into());
+        let named = |n, name: &str| Accept { names: [("p".into(), name.into())].into(), ..accept(n, 7) };
+        assert!(accepted("n", &present, &accept(1, 7)).unwrap().is_none(), "no name was accepted");
+        let after = accepted("n", &present, &named(1, "i-1")).unwrap().unwrap();
+        assert_eq!(after.accepted_ids["p"], "i-1");
+        for of in [named(1, "i-2"), named(2, "i-1")] {
+            assert!(matches!(accepted("n", &present, &of), Err(ServerError::Refused(_))), "{of:?}");
+        }
+        // The revision is that of the row that the operator has seen, with this name.
+        let mut other = Read { value: after, revision: 7 };
+        other.value.plugins.get_mut("p").unwrap().other_node_id = Some("i-2".into());
+        for of in [accept(1, 7), named(1, "i-2")] {
+            assert_eq!(accepted("n", &other, &of).unwrap().unwrap().accepted_ids["p"], "i-2", "{of:?}");
+        }
+        for of in [named(1, "i-1"), named(1, "i-3")] {
+            assert!(
+                accepted("n", &other, &of).is_err_and(|error| matches!(error, ServerError::Refused(_))),
+                "{of:?}"
+            );
+        }
     }
 
     #[test]

@@ -228,7 +228,7 @@ impl Cluster {
     /// Ends the claims of a fenced node, unless the cluster recovers. A server ends them later then.
     async fn end_fenced_if_normal(&self, caller: &Identity, node: &str) -> Result<()> {
         match self.while_here(self.meta_now()).await?.value.mode {
-            Mode::Normal => self.end_fenced(caller, node).await,
+            Mode::Normal => self.end_fenced(caller, node).await.map(drop),
             Mode::Recovering | Mode::Restored => Ok(()),
         }
     }

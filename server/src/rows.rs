@@ -17,7 +17,9 @@ pub struct Schemas {
 }
 
 /// The versions that this release knows. `max` stands in a cluster that it makes. `csictl server upgrade` raises that of others.
-pub const SCHEMAS: Schemas = Schemas { min: 1, max: 1 };
+pub const SCHEMAS: Schemas = Schemas { min: 1, max: 2 };
+/// The first version with attachments by AttachVolume. A server that knows version 1 alone takes them for claims'.
+pub const ATTACHES_BY_CALL: u32 = 2;
 
 impl Schemas {
     pub fn know(self, schema: u32) -> bool {
@@ -160,7 +162,7 @@ pub struct NodeRow {
     /// The first name of the node by each plugin that the node has reported. It stays when the plugin is gone.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub node_ids: BTreeMap<String, String>,
-    /// The names of `node_ids` that an operator has accepted. Another node may have the same one.
+    /// The names of `node_ids` that an operator has accepted. Another node may have the same one. A fence ends what AttachVolume has attached to them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub accepted_ids: BTreeMap<String, String>,
     /// Another machine with the node's certificate, whose Hello was refused.

@@ -68,7 +68,7 @@ pub fn row(record: &Record, caller: &Identity) -> VolumeRow {
         queue_count: u64::try_from(record.queue.len()).unwrap_or(u64::MAX),
         validated: None,
         snapshot: None,
-        attachments: attachments(record).take(ATTACHMENTS).map(|at| attachment_row(at, caller)).collect(),
+        attachments: attachments(record).take(ATTACHMENTS).map(|at| attachment(at, caller)).collect(),
         attached: None,
         expansion: registration.and_then(|of| expansion(of, caller)),
         error: registration
@@ -97,11 +97,11 @@ fn expansion(registration: &Registration, caller: &Identity) -> Option<NodeExpan
 
 /// Returns the answer to an AttachVolume, with the publish context. It is for the caller whose call that is.
 pub fn attached(at: &Attachment, caller: &Identity) -> AttachmentRow {
-    AttachmentRow { publish_context: at.publish_context.clone(), ..attachment_row(at, caller) }
+    AttachmentRow { publish_context: at.publish_context.clone(), ..attachment(at, caller) }
 }
 
 /// Returns an attachment by AttachVolume as this caller may see it.
-fn attachment_row(at: &Attachment, caller: &Identity) -> AttachmentRow {
+pub fn attachment(at: &Attachment, caller: &Identity) -> AttachmentRow {
     let asked = at.asked.clone().unwrap_or_default();
     let sees_error = caller.role == Role::Operator || asked.owner == caller.to_string();
     let error = asked.error.filter(|_| sees_error).unwrap_or_default();
@@ -111,6 +111,7 @@ fn attachment_row(at: &Attachment, caller: &Identity) -> AttachmentRow {
         state: leg(at.leg).to_owned(),
         error: cut(&error, ERROR).into_owned(),
         owner: asked.owner,
+        id: asked.id,
         publish_context: Default::default(),
     }
 }

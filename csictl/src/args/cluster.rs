@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
 
-use super::common::span;
+use super::common::{Pair, span};
 
 #[derive(Subcommand)]
 pub enum Cluster {
@@ -113,8 +113,11 @@ pub struct Accept {
     pub unblock: bool,
     /// Let the node join although it has seen more than etcd has: it forgets that. For a node to which a server has lied, and not
     /// after a restore of etcd
-    #[arg(long)]
+    #[arg(long, conflicts_with = "name")]
     pub forget: bool,
+    /// A name that a plugin has for the node. A fence of the node detaches what AttachVolume has attached to that name
+    #[arg(long, value_name = "PLUGIN=NAME")]
+    pub name: Vec<Pair>,
 }
 
 #[derive(Args)]

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 use csi_proto::cluster::v1::admin_client::AdminClient;
 use csi_proto::cluster::v1::node_change::Change;
 use csi_proto::cluster::v1::{
-    Accept, Block, BlockAsk, DrainAsk, FenceAsk, ForgetAsk, Machine, NodeAsk, NodeChange, NodeRow, NodesAsk,
-    UndrainAsk,
+    Accept, Block, BlockAsk, DrainAsk, FenceAsk, FenceLeft, ForgetAsk, Machine, NodeAsk, NodeChange, NodeRow,
+    NodesAsk, UndrainAsk,
 };
 
-use super::common::confirmed_by;
+use super::common::{confirmed_by, pairs};
 use crate::{
     args::{self, Node},
     hints::Tried,
@@ -181,12 +181,25 @@ async fn fence(servers: &Servers, args: args::Fence, json: bool, tried: &mut Tri
             row.claims
         );
     }
+    let volume = |of: &FenceLeft| format!("{}/{}", of.namespace, of.volume);
+    for (volume, node_id) in row.left.iter().map(|of| (volume(of), of.node_id.clone())) {
+        let text = format!(
+            "volume {volume} is still attached to {node_id}: nobody has accepted this name of node {node}"
+        );
+        eprintln!("{}", plain(&text));
+    }
+    if row.left_count > 0 {
+        eprintln!(
+            "{} attachments are left; detach those whose machine is off: csictl --operator volume detach NS VOL NODE",
+            row.left_count
+        );
+    }
     Ok(())
 }
 
 /// Accepts the machine that the operator has seen, and no other that has asked since.
 async fn accept(servers: &Servers, args: args::Accept, json: bool, tried: &mut Tried) -> anyhow::Result<()> {
-    let args::Accept { node, machine_id, unblock, forget } = args;
+    let args::Accept { node, machine_id, unblock, forget, name } = args;
     about("node accept", &node, tried);
     let row = show(servers, &node).await?;
     let own = row.machine.clone().unwrap_or_default();
@@ -223,7 +236,8 @@ async fn accept(servers: &Servers, args: args::Accept, json: bool, tried: &mut T
     };
     let Machine { machine_id, journal_id, .. } = machine;
     let what = format!("accept node {node}");
-    let change = Change::Accept(Accept { machine_id, journal_id, revision: row.revision, forget });
+    let names = pairs(name).unwrap_or_default().into_iter().collect();
+    let change = Change::Accept(Accept { machine_id, journal_id, revision: row.revision, forget, names });
     changed(&set(servers, &node, &what, change).await?, json)?;
     Ok(())
 }

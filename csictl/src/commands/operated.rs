@@ -7,8 +7,8 @@ use anyhow::bail;
 use csi_proto::cluster::v1::change_ask::What;
 use csi_proto::cluster::v1::cluster_client::ClusterClient;
 use csi_proto::cluster::v1::{
-    AttachAsk, Capability, ChangeAsk, ClaimInList, CreateAsk, DeleteAsk, Deregister, DetachAsk, ExpandAsk,
-    ListAsk, Register, ReleaseAsk, Spec, Topology, VolumeAsk,
+    AttachAsk, AttachmentRow, Capability, ChangeAsk, ClaimInList, CreateAsk, DeleteAsk, Deregister,
+    DetachAsk, ExpandAsk, ListAsk, Register, ReleaseAsk, Spec, Topology, VolumeAsk,
 };
 use csid_client::{AttachmentMode, CreateVolume, RegisterVolume};
 use serde_json::{Value, json};
@@ -114,6 +114,7 @@ pub async fn volume(servers: &Servers, command: Volume, json: bool, tried: &mut 
                 } else {
                     String::new()
                 },
+                call: csid_client::operation_id("csictl")?,
             });
             let row = changed_within(servers, &what, attach, limit_of(wait.deadline.usec())).await?;
             let context = row.attached.unwrap_or_default().publish_context;
@@ -127,8 +128,11 @@ pub async fn volume(servers: &Servers, command: Volume, json: bool, tried: &mut 
                 confirmed(&full, &confirm.yes, FORGET_ATTACHMENT)?;
             }
             let what = format!("detach volume {full} from {node}");
-            let detach = What::Detach(DetachAsk { namespace, volume, node_id: node, forget });
-            change_within(servers, &what, detach, json, limit_of(wait.deadline.usec())).await
+            let limit = limit_of(wait.deadline.usec());
+            let ask = DetachAsk { namespace, volume, node_id: node, forget, id: String::new() };
+            let found = changed_within(servers, &what, What::Detach(ask.clone()), limit).await?;
+            let Some(AttachmentRow { id, .. }) = found.attached else { return Ok(done(json)?) };
+            change_within(servers, &what, What::Detach(DetachAsk { id, ..ask }), json, limit).await
         }
         // The command line refuses others.
         _ => bail!("an operator cannot do this"),

@@ -177,9 +177,20 @@ pub fn node(row: &NodeRow) -> String {
         ("ahead of etcd", ahead(row).unwrap_or_default()),
         ("claims", row.claims.to_string()),
         ("plugins", plugins.join(", ")),
+        ("names", names(row).join(", ")),
         ("revision", row.revision.to_string()),
     ]);
     facts + &row.drained.as_ref().map(left).unwrap_or_default()
+}
+
+/// Returns the plugins' names of a node, as the node has reported them. A fence counts with those alone that an operator has accepted.
+fn names(row: &NodeRow) -> Vec<String> {
+    let reported = row.plugins.iter().filter(|of| !of.node_id.is_empty());
+    let name = |of: &PluginReport| match row.accepted_ids.get(&of.plugin) == Some(&of.node_id) {
+        true => format!("{}={} (accepted)", of.plugin, of.node_id),
+        false => format!("{}={}", of.plugin, of.node_id),
+    };
+    reported.map(name).collect()
 }
 
 fn plugin(of: &PluginReport) -> String {
@@ -220,6 +231,7 @@ pub fn node_json(row: &NodeRow) -> Value {
         "boot": machine.boot,
         "sessions": sessions.collect::<Vec<_>>(),
         "plugins": plugins.collect::<Vec<_>>(),
+        "accepted-ids": row.accepted_ids,
         "claims": row.claims,
         "other": row.other.as_ref().map(other),
         "block": row.block.as_ref().map(

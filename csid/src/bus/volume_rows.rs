@@ -140,6 +140,7 @@ mod tests {
             driver: None,
             queue: Vec::new(),
             serial: 0,
+            ended_attaches: Default::default(),
             revision: 3,
         };
         VolumeView {

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use csi_proto::cluster::v1::cluster_client::ClusterClient;
 use csi_proto::cluster::v1::{
-    AttachAsk, CallName, Capability, ChangeAsk, ClaimAsk, CreateAsk, DeleteAsk, DetachAsk, ExpandAsk,
-    ExternalSnapshot, Granted as GrantedRow, Owed, Register, SnapshotAsk, Use, ValidateAsk, Validated,
-    VolumeAsk, VolumeRow, change_ask,
+    AttachAsk, AttachmentRow, CallName, Capability, ChangeAsk, ClaimAsk, CreateAsk, DeleteAsk, DetachAsk,
+    ExpandAsk, ExternalSnapshot, Granted as GrantedRow, Owed, Register, SnapshotAsk, Use, ValidateAsk,
+    Validated, VolumeAsk, VolumeRow, change_ask,
 };
 use futures_util::future::{BoxFuture, FutureExt};
 use rustix::time::{ClockId, clock_gettime};
@@ -439,7 +439,8 @@ impl Servers for Node {
         async move {
             let ServerAttach { node_id, read_only, access_mode, attachment_mode } = attach;
             let VolumeName { namespace, volume } = name;
-            let ask = AttachAsk { namespace, volume, node_id, read_only, access_mode, attachment_mode };
+            let call = random::name();
+            let ask = AttachAsk { namespace, volume, node_id, read_only, access_mode, attachment_mode, call };
             let asked_for = ask.node_id.clone();
             let row = self.change_until(change_ask::What::Attach(ask), until).await?;
             let wrong = || Error::internal("a server answered an attach with another answer");
@@ -462,7 +463,12 @@ impl Servers for Node {
     ) -> BoxFuture<'_, Result<()>> {
         async move {
             let VolumeName { namespace, volume } = name;
-            let detach = DetachAsk { namespace, volume, node_id, forget };
+            let ask = DetachAsk { namespace, volume, node_id, forget, id: String::new() };
+            let found = self.change_until(change_ask::What::Detach(ask.clone()), until).await?;
+            // The caller may attach the volume again when it has given up. No try may end that.
+            let Some(AttachmentRow { id, .. }) = found.attached else { return Ok(()) };
+            check_name("attachment", &id)?;
+            let detach = DetachAsk { id, ..ask };
             self.change_until(change_ask::What::Detach(detach), until).await.map(drop)
         }
         .boxed()

@@ -303,8 +303,12 @@ pub struct Attachment {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct AskedAttach {
+    /// Random. A detach names it, so that it ends no newer attachment to the node.
+    pub id: String,
     /// The identity whose call it was. It detaches the volume.
     pub owner: String,
+    /// The caller's name of its call.
+    pub call: String,
     /// The ID of the server that was asked last. While no call was made, that server judges whether the caller still waits.
     pub keeper: String,
     /// Why the last call has failed. `None`: it has not.
@@ -313,6 +317,39 @@ pub struct AskedAttach {
     /// The plugin refuses the detach. It is tried again seldom, or when a caller asks. `None`: it does not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blocked: Option<Blocked>,
+    /// Whether DetachVolume or a fence has ended it. `false`: it is wanted, or a failed attach is undone.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub ended: bool,
+    /// Whether an operator has forgotten it while a controller's call for the volume has no answer. Its row goes when none may run any more.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub forgotten: bool,
+}
+
+/// The attachments by AttachVolume that have ended in a cluster. A call that has begun before makes no other one.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct EndedAttaches {
+    /// How many DetachVolume, a fence or an operator has ended.
+    pub number: u64,
+    /// The calls that had made the last ones.
+    pub calls: Vec<String>,
+}
+
+impl EndedAttaches {
+    /// The limit of calls that are remembered.
+    const CALLS: usize = 16;
+
+    pub fn is_none(&self) -> bool {
+        self.number == 0
+    }
+
+    /// Notes the end of an attachment that a call has made.
+    pub fn add(&mut self, call: &str) {
+        self.number += 1;
+        self.calls.push(call.to_owned());
+        let excess = self.calls.len().saturating_sub(Self::CALLS);
+        self.calls.drain(..excess);
+    }
 }
 
 /// The secrets that the controller had for an attachment, and wants for its end.
@@ -465,6 +502,8 @@ pub struct Record {
     pub queue: Vec<Queued>,
     /// The greatest place that the queue has had.
     pub serial: u64,
+    /// What has ended of AttachVolume in a cluster. A csid that is alone notes nothing there.
+    pub ended_attaches: EndedAttaches,
     /// The index of its last change; 0: it is not there.
     pub revision: u64,
 }
@@ -481,6 +520,7 @@ impl Record {
             driver: None,
             queue: Vec::new(),
             serial: 0,
+            ended_attaches: EndedAttaches::default(),
             revision: 0,
         }
     }

@@ -57,6 +57,7 @@ pub(super) fn record(row: &Row<'_>) -> rusqlite::Result<Record> {
         driver: None,
         queue: Vec::new(),
         serial: 0,
+        ended_attaches: Default::default(),
         revision: from_bits(row, 7)?,
     })
 }

@@ -15,9 +15,9 @@ pub use crate::store::claim_set::ClaimSet;
 pub use crate::store::held::{HeldIndex, HeldVolumes};
 pub use crate::store::known_claims::changes as claim_changes;
 pub use crate::store::record::{
-    AskedAttach, AttachCall, AttachSecrets, Attachment, Creation, DrivenCall, DrivenRpc, Driver, Expansion,
-    Heal, MadeSnapshot, Origin, OwedExpansion, Record, Registration, SnapshotError, SnapshotTask,
-    SnapshotWish, Standing, VolumeName, VolumeSpec,
+    AskedAttach, AttachCall, AttachSecrets, Attachment, Creation, DrivenCall, DrivenRpc, Driver,
+    EndedAttaches, Expansion, Heal, MadeSnapshot, Origin, OwedExpansion, Record, Registration, SnapshotError,
+    SnapshotTask, SnapshotWish, Standing, VolumeName, VolumeSpec,
 };
 
 /// The reason why a registry did not do a request. Nothing of the request is kept, but for [`RegistryError::Unreachable`].

@@ -2,7 +2,6 @@
 
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use csi_proto::cluster::v1::cluster_server::Cluster as Calls;
 use csi_proto::cluster::v1::{AttachAsk, ChangeAsk, DetachAsk, VolumeRow, change_ask::What};
@@ -14,9 +13,10 @@ use super::dice::Dice;
 use super::node::Servers;
 use super::server::identity;
 use super::world::World;
+use crate::random;
 
-/// How long the scheduler waits for an answer, as csid does. The server's task ends with its caller.
-const CALL: Duration = Duration::from_secs(10);
+/// The limits of the time in milliseconds that the scheduler waits for an answer. csid waits for 10 s, and its caller may give up earlier.
+const CALL: (u64, u64) = (300, 10_000);
 /// The node that the scheduler uses. The servers do not know it.
 const NODE: &str = "elsewhere";
 
@@ -52,6 +52,7 @@ impl Scheduler {
         let ask = AttachAsk {
             volume: self.volume.clone(),
             node_id: format!("id of {NODE}"),
+            call: random::name(),
             ..AttachAsk::default()
         };
         loop {
@@ -69,7 +70,9 @@ impl Scheduler {
     pub async fn detach(&self) -> bool {
         let (volume, node_id) = (self.volume.clone(), format!("id of {NODE}"));
         let ask = DetachAsk { volume, node_id, ..DetachAsk::default() };
-        self.change(What::Detach(ask)).await.is_some()
+        let Some(found) = self.change(What::Detach(ask.clone())).await else { return false };
+        let Some(at) = found.attached else { return true };
+        self.change(What::Detach(DetachAsk { id: at.id, ..ask })).await.is_some()
     }
 
     /// Makes a change at a server. `None`: it is refused, or has no answer.
@@ -83,8 +86,11 @@ impl Scheduler {
         let of = server.clone();
         let task = server.spawn(async move { of.service.change(request).await });
         let ends = task.abort_handle();
-        let answer = timeout(CALL, task).await;
-        ends.abort();
+        let answer = timeout(self.dice.time(CALL.0, CALL.1), task).await;
+        // A server that does not see that its caller has gone goes on with the call.
+        if self.dice.once_in(2) {
+            ends.abort();
+        }
         self.world.note(|| match &answer {
             Ok(Ok(Ok(_))) => format!("the scheduler is answered: {what:?}"),
             Ok(Ok(Err(status))) => format!("the scheduler is refused {what:?}: {}", status.message()),

@@ -9,7 +9,10 @@ use csi_proto::cluster::v1::cluster_client::ClusterClient;
 use csi_proto::cluster::v1::node_change::Change;
 use csi_proto::cluster::v1::resume_ask::Step;
 use csi_proto::cluster::v1::{
-    Accept, AttachAsk, AuditAsk, BlockAsk, CallName, ChangeAsk, CreateAsk, DeleteAsk, DeleteSnapshotAsk, Deregister, DetachAsk, DrainAsk, ExpandAsk, FenceAsk, ForgetAsk, HeldClaims, InventoryAsk, ListAsk, ListExternal, NodeAsk, NodeChange, NodeExpanded, NodesAsk, ReleaseAsk, RestoredAsk, ResumeAsk, ServersAsk, SnapshotAsk, StatusAsk, UndrainAsk, UpgradeAsk, ValidateAsk, VolumeAsk, inventory_ask,
+    Accept, AttachAsk, AuditAsk, BlockAsk, CallName, ChangeAsk, CreateAsk, DeleteAsk, DeleteSnapshotAsk,
+    Deregister, DetachAsk, DrainAsk, ExpandAsk, FenceAsk, ForgetAsk, HeldClaims, InventoryAsk, ListAsk,
+    ListExternal, NodeAsk, NodeChange, NodeExpanded, NodesAsk, ReleaseAsk, RestoredAsk, ResumeAsk,
+    ServersAsk, SnapshotAsk, StatusAsk, UndrainAsk, UpgradeAsk, ValidateAsk, VolumeAsk, inventory_ask,
 };
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Status};
@@ -109,6 +112,7 @@ async fn calls(channel: &Channel, node: &str, namespace: &str) -> BTreeMap<&'sta
         namespace: namespace.into(),
         volume: "nothing".into(),
         node_id: "x".into(),
+        call: "call".into(),
         ..AttachAsk::default()
     };
     found.insert("attach", became(client.change(ChangeAsk { what: Some(What::Attach(attach)) }).await));
@@ -116,7 +120,7 @@ async fn calls(channel: &Channel, node: &str, namespace: &str) -> BTreeMap<&'sta
         namespace: namespace.into(),
         volume: "nothing".into(),
         node_id: "x".into(),
-        forget: false,
+        ..DetachAsk::default()
     };
     let forget = DetachAsk { forget: true, ..detach.clone() };
     found.insert("detach", became(client.change(ChangeAsk { what: Some(What::Detach(detach)) }).await));
@@ -146,8 +150,7 @@ async fn calls(channel: &Channel, node: &str, namespace: &str) -> BTreeMap<&'sta
             Some(Change::Accept(Accept {
                 machine_id: "m".into(),
                 journal_id: "j".into(),
-                revision: 0,
-                forget: false,
+                ..Accept::default()
             })),
         ),
         ("block", Some(Change::Block(BlockAsk::default()))),
@@ -161,7 +164,7 @@ async fn calls(channel: &Channel, node: &str, namespace: &str) -> BTreeMap<&'sta
         found.insert(call, became(client.set_node(NodeChange { node: "n9".into(), change }).await));
     }
     // The values have this version already.
-    found.insert("upgrade", became(client.upgrade(UpgradeAsk { schema: 1 }).await));
+    found.insert("upgrade", became(client.upgrade(UpgradeAsk { schema: 2 }).await));
     found.insert("status", became(client.status(StatusAsk {}).await));
     // No operator has seen generation 0.
     found.insert("restored", became(client.restored(RestoredAsk { generation: 0, past: 0 }).await));

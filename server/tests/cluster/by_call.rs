@@ -7,22 +7,24 @@ use csi_proto::cluster::v1::change_ask::What;
 use csi_proto::cluster::v1::controller_call::Method;
 use csi_proto::cluster::v1::node_change::Change;
 use csi_proto::cluster::v1::{
-    Answer, AttachAsk, AttachmentRow, AuditAsk, CallClass, ChangeAsk, ClaimAsk, DetachAsk, DrainAsk,
-    ForgetAsk, PluginReport, UndrainAsk, VolumeAsk, VolumeRow,
+    Accept, Answer, AttachAsk, AttachmentRow, AuditAsk, CallClass, ChangeAsk, ClaimAsk, DetachAsk, DrainAsk,
+    ForgetAsk, Machine, PluginReport, UndrainAsk, UpgradeAsk, VolumeAsk, VolumeRow,
 };
 use tokio::task::JoinHandle;
 use tonic::Code;
 use tonic::transport::Channel;
 
 use crate::attach::{Controller, attached, claiming, failed, head, is_publish, node_id, row, user};
-use crate::fence::{fence, set};
+use crate::fence::{fence, set, show};
 use crate::operators::{csictl, operator};
 use crate::site::{Refusal, Site, eventually};
 
 pub type Client = csi_proto::cluster::v1::cluster_client::ClusterClient<Channel>;
 
+/// Makes a call with a name of its own.
 pub fn attach_ask(volume: &str, node_id: &str) -> AttachAsk {
-    AttachAsk { volume: volume.into(), node_id: node_id.into(), ..AttachAsk::default() }
+    let call = csid::random::name();
+    AttachAsk { volume: volume.into(), node_id: node_id.into(), call, ..AttachAsk::default() }
 }
 
 pub fn detach_ask(volume: &str, node_id: &str) -> DetachAsk {
@@ -31,18 +33,49 @@ pub fn detach_ask(volume: &str, node_id: &str) -> DetachAsk {
 
 /// Makes a change. As csid and csictl do, it is repeated while the servers go on.
 pub async fn change(client: &mut Client, what: What) -> Result<VolumeRow, Refusal> {
+    let what = match with_id(client, what).await? {
+        Ok(what) => what,
+        Err(row) => return Ok(row),
+    };
     loop {
-        match once(client, what.clone()).await {
+        match ask(client, what.clone()).await {
             Err(refusal) if refusal.kind == "TimedOut" => {}
             answer => return answer,
         }
     }
 }
 
-/// Makes a change once.
+/// Makes a change once. A detach names what it ends, as csid and csictl do.
 pub async fn once(client: &mut Client, what: What) -> Result<VolumeRow, Refusal> {
+    match with_id(client, what).await? {
+        Ok(what) => ask(client, what).await,
+        Err(row) => Ok(row),
+    }
+}
+
+/// Adds the ID of the attachment to a detach that has none. `Err`: nothing is attached.
+async fn with_id(client: &mut Client, what: What) -> Result<Result<What, VolumeRow>, Refusal> {
+    let What::Detach(detach) = what else { return Ok(Ok(what)) };
+    let row = ask(client, What::Detach(detach.clone())).await?;
+    Ok(match &row.attached {
+        Some(at) => Ok(What::Detach(DetachAsk { id: at.id.clone(), ..detach })),
+        None => Err(row),
+    })
+}
+
+/// Makes one call.
+pub async fn ask(client: &mut Client, what: What) -> Result<VolumeRow, Refusal> {
     let answer = client.change(ChangeAsk { what: Some(what) }).await;
     answer.map(tonic::Response::into_inner).map_err(|status| Refusal::of(&status))
+}
+
+/// Accepts a node and its names by plugins, as an operator who vouches for them.
+pub async fn accept(site: &Site, node: &str) {
+    let row = show(site, node).await;
+    let Machine { machine_id, journal_id, .. } = row.machine.unwrap();
+    let names = row.plugins.into_iter().map(|of| (of.plugin, of.node_id)).collect();
+    let accept = Accept { machine_id, journal_id, revision: row.revision, names, forget: false };
+    set(site, 0, node, Change::Accept(accept)).await.unwrap();
 }
 
 /// Attaches a volume, in a task.
@@ -288,18 +321,108 @@ async fn forgotten_attachment_is_gone_without_the_plugin() {
     let attach = attaching(&all, attach_ask("data", "x"));
     let call = controller.called().await;
     let forget = What::Detach(DetachAsk { forget: true, ..detach_ask("data", "x") });
-    once(&mut all, forget.clone()).await.unwrap();
-    assert_eq!(at(&site, "data", "x").await, "");
-    // Another attach waits for the end of the forgotten one's call, and gets nothing of it.
+    let early = once(&mut all, forget.clone()).await.unwrap_err();
+    assert!(early.kind == "Busy" && early.message.contains("is attaching"), "{early:?}");
+    let detach = detaching(&all, detach_ask("data", "x"));
+    eventually("it is to be detached", async || at(&site, "data", "x").await.contains("removing")).await;
+    let forget = with_id(&mut all, forget).await.unwrap().unwrap();
+    ask(&mut all, forget.clone()).await.unwrap();
+    detach.await.unwrap().unwrap();
+    ask(&mut all, forget).await.expect("a repeat after a lost answer has the same answer");
+    assert_eq!(attach.await.unwrap().unwrap_err().kind, "PluginError");
+    // The row stays while the call may run. Another attach waits for its end, and gets nothing of it.
+    assert!(at(&site, "data", "x").await.contains("forgotten"));
     let again = attaching(&all, attach_ask("data", "x"));
     assert!(!controller.is_called(Duration::from_millis(500)).await);
     controller.end(&call, attached("/dev/forgotten")).await;
+    controller.unpublish().await;
     controller.publish().await;
     assert_eq!(again.await.unwrap().unwrap().publish_context["device"], "/dev/x");
-    // The first caller has either joined the second attach or got an error.
-    drop(attach.await.unwrap());
-    once(&mut all, forget).await.unwrap();
+    // What the plugin does not detach is gone at once.
+    let detach = detaching(&all, detach_ask("data", "x"));
+    let call = controller.called().await;
+    controller.end(&call, failed(CallClass::Refused)).await;
+    detach.await.unwrap().unwrap_err();
+    once(&mut all, What::Detach(DetachAsk { forget: true, ..detach_ask("data", "x") })).await.unwrap();
+    assert_eq!(at(&site, "data", "x").await, "");
     assert!(!controller.is_called(Duration::from_millis(500)).await);
+}
+
+/// The tries of an earlier call may come after its caller has attached the volume again.
+#[tokio::test]
+async fn late_detach_or_forget_ends_no_newer_attachment() {
+    let site = Site::start(2).await;
+    site.register("data", "single-node-writer").await;
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    let mut all = site.operator(0, "all");
+    let (first, _) = (attaching(&all, attach_ask("data", "x")), controller.publish().await);
+    let first = first.await.unwrap().unwrap();
+    // The question changes nothing.
+    let found = ask(&mut all, What::Detach(detach_ask("data", "x"))).await.unwrap().attached.unwrap();
+    assert!(found.id == first.id && found.publish_context.is_empty(), "{found:?}");
+    let late = DetachAsk { id: found.id, ..detach_ask("data", "x") };
+    let (detach, _) = (detaching(&all, late.clone()), controller.unpublish().await);
+    detach.await.unwrap().unwrap();
+    let (second, _) = (attaching(&all, attach_ask("data", "x")), controller.publish().await);
+    assert_ne!(second.await.unwrap().unwrap().id, first.id);
+    for server in 0..2 {
+        let mut all = site.operator(server, "all");
+        ask(&mut all, What::Detach(late.clone())).await.unwrap();
+        ask(&mut all, What::Detach(DetachAsk { forget: true, ..late.clone() })).await.unwrap();
+        // Another identity is answered the same: what it means has ended.
+        ask(&mut site.operator(server, "attaches"), What::Detach(late.clone())).await.unwrap();
+    }
+    assert!(at(&site, "data", "x").await.contains("present"));
+    assert!(!controller.is_called(Duration::from_millis(500)).await);
+}
+
+/// A server of the release before would take the rows for those of claims.
+#[tokio::test]
+async fn attach_waits_until_all_servers_know_it() {
+    let site = Site::start(1).await;
+    site.register("data", "single-node-writer").await;
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    let mut client = site.operator(0, "attaches");
+    let newest = row(&site, "meta").await;
+    let first = newest.replace("\"schema\":2", "\"schema\":1");
+    assert_ne!(first, newest);
+    site.raw().await.put("/csid/v1/meta", &first).await;
+    eventually("the server has read the row", async || {
+        let refused = once(&mut site.operator(0, "attaches"), What::Attach(attach_ask("data", "x"))).await;
+        refused.is_err_and(|of| of.kind == "NotSupported" && of.message.contains("needs version 2"))
+    })
+    .await;
+    assert_eq!(at(&site, "data", "x").await, "");
+    site.admin(0, "all").upgrade(UpgradeAsk { schema: 2 }).await.unwrap();
+    let (attach, _) = (attaching(&client, attach_ask("data", "x")), controller.publish().await);
+    attach.await.unwrap().unwrap();
+    let (detach, _) = (detaching(&client, detach_ask("data", "x")), controller.unpublish().await);
+    detach.await.unwrap().unwrap();
+    once(&mut client, What::Detach(detach_ask("data", "x"))).await.unwrap();
+}
+
+#[tokio::test]
+async fn call_whose_attachment_has_ended_makes_no_other() {
+    let site = Site::start(2).await;
+    site.register("data", "single-node-writer").await;
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    let mut client = site.operator(0, "attaches");
+    let asked = attach_ask("data", "x");
+    let (attach, _) = (attaching(&client, asked.clone()), controller.publish().await);
+    attach.await.unwrap().unwrap();
+    let (detach, _) = (detaching(&client, detach_ask("data", "x")), controller.unpublish().await);
+    detach.await.unwrap().unwrap();
+    for server in 0..2 {
+        let mut late = site.operator(server, "attaches");
+        let refused = once(&mut late, What::Attach(asked.clone())).await.unwrap_err();
+        assert!(refused.kind == "Busy" && refused.message.contains("since the call began"), "{refused:?}");
+    }
+    assert_eq!(at(&site, "data", "x").await, "");
+    let unnamed = AttachAsk { call: String::new(), ..asked };
+    assert_eq!(once(&mut client, What::Attach(unnamed)).await.unwrap_err().kind, "InvalidArgument");
+    assert!(!controller.is_called(Duration::from_millis(500)).await);
+    let (attach, _) = (attaching(&client, attach_ask("data", "x")), controller.publish().await);
+    attach.await.unwrap().unwrap();
 }
 
 #[tokio::test]
@@ -327,7 +450,9 @@ async fn fence_ends_attachments_to_its_node_alone() {
     assert!(drains.kind == "Busy" && drains.message.contains("n1 is draining"), "{drains:?}");
     assert!(at(&site, "data", "id of n1").await.contains("present"));
     set(&site, 0, "n1", Change::Undrain(UndrainAsk {})).await.unwrap();
-    fence(&site, 0, "n1").await.unwrap();
+    accept(&site, "n1").await;
+    let fenced = fence(&site, 0, "n1").await.unwrap();
+    assert_eq!((fenced.left_count, fenced.accepted_ids["p"].as_str()), (0, "id of n1"));
     for volume in ["data", "early"] {
         assert!(at(&site, volume, "id of n1").await.contains("removing"), "{volume}");
     }
@@ -357,6 +482,7 @@ async fn fence_during_an_attach_gives_its_node_nothing() {
     let (_n1, _one) = user(&site, "n1", 0).await;
     let attach = attaching(&site.operator(0, "attaches"), attach_ask("data", "id of n1"));
     let call = controller.called().await;
+    accept(&site, "n1").await;
     fence(&site, 0, "n1").await.unwrap();
     controller.end(&call, attached("/dev/x")).await;
     controller.unpublish().await;
@@ -409,6 +535,38 @@ async fn attachments_by_call_count_for_a_nodes_limit() {
     set(&site, 0, "n1", Change::Forget(ForgetAsk {})).await.unwrap();
 }
 
+/// The name may be that of a machine outside of the cluster, which still uses the volume.
+#[tokio::test]
+async fn fence_leaves_a_name_that_nobody_has_accepted() {
+    let site = Site::start(1).await;
+    site.register("data", "single-node-writer").await;
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    let mut client = site.operator(0, "attaches");
+    let (attach, _) = (attaching(&client, attach_ask("data", "i-7")), controller.publish().await);
+    attach.await.unwrap().unwrap();
+    let (_n2, _two) = crate::attach::user_named(&site, "n2", 0, "i-7").await;
+    site.register("more", "single-node-writer").await;
+    let (attach, _) = (attaching(&client, attach_ask("more", "i-7")), controller.publish().await);
+    assert_eq!(attach.await.unwrap().unwrap().node, "n2");
+    let fenced = fence(&site, 0, "n2").await.unwrap();
+    let left: Vec<&str> = fenced.left.iter().map(|of| of.volume.as_str()).collect();
+    assert_eq!((fenced.left_count, left), (2, vec!["data", "more"]));
+    assert!(fenced.left.iter().all(|of| of.node_id == "i-7" && of.namespace == "default"));
+    for volume in ["data", "more"] {
+        assert!(at(&site, volume, "i-7").await.contains("present"), "{volume}");
+    }
+    assert!(!controller.is_called(Duration::from_secs(1)).await);
+    // An operator detaches it by hand.
+    for volume in ["data", "more"] {
+        let forget = set(&site, 0, "n2", Change::Forget(ForgetAsk {})).await.unwrap_err();
+        assert!(forget.message.contains("AttachVolume has attached"), "{forget:?}");
+        let (detach, _) = (detaching(&client, detach_ask(volume, "i-7")), controller.unpublish().await);
+        detach.await.unwrap().unwrap();
+    }
+    let none = once(&mut client, What::Attach(attach_ask("data", "i-7"))).await.unwrap_err();
+    assert!(none.message.contains("n2 is fenced"), "{none:?}");
+}
+
 /// A node that reports another's name would have that node's attachments end with its own fence.
 #[tokio::test]
 async fn name_of_two_nodes_is_attached_to_neither() {
@@ -423,6 +581,7 @@ async fn name_of_two_nodes_is_attached_to_neither() {
     site.register("more", "single-node-writer").await;
     let both = once(&mut client, What::Attach(attach_ask("more", "id of n1"))).await.unwrap_err();
     assert!(both.kind == "NotAuthorized" && both.message.contains("node n1 as for node n2"), "{both:?}");
+    accept(&site, "n1").await;
     fence(&site, 0, "n2").await.unwrap();
     assert!(at(&site, "data", "id of n1").await.contains("present"), "the liar's fence has ended it");
     fence(&site, 0, "n1").await.unwrap();

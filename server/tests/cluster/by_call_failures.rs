@@ -7,7 +7,7 @@ use csi_proto::cluster::v1::change_ask::What;
 use csi_proto::cluster::v1::{Answer, CallEnded, DetachAsk};
 
 use crate::attach::{Controller, attached, claiming, head, is_publish, node_id, row, user};
-use crate::by_call::{at, attach_ask, attaching, change, detach_ask, detaching, once};
+use crate::by_call::{ask, at, attach_ask, attaching, change, detach_ask, detaching, once};
 use crate::site::{Site, eventually};
 
 #[tokio::test]
@@ -168,4 +168,58 @@ async fn lying_host_attaches_nothing_by_call() {
     controller.unpublish().await;
     detach.await.unwrap().unwrap();
     once(&mut client, What::Detach(DetachAsk { forget: true, ..detach_ask("data", "x") })).await.unwrap_err();
+}
+
+/// The host may run the call until its time is over, though an operator has forgotten the attachment.
+#[tokio::test]
+async fn forgotten_call_keeps_others_out_until_its_end() {
+    let site = Site::start_with(1, "controller-seconds = 10").await;
+    site.register("data", "single-node-writer").await;
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    let (n1, _one) = user(&site, "n1", 0).await;
+    let mut all = site.operator(0, "all");
+    let attach = attaching(&all, attach_ask("data", "x"));
+    controller.called().await;
+    controller.leave().await;
+    let begun = Instant::now();
+    eventually("the call has no answer", async || at(&site, "data", "x").await.contains("removing")).await;
+    let mut other = Controller::start(&site, "c2", 0).await;
+    let id = ask(&mut all, What::Detach(detach_ask("data", "x"))).await.unwrap().attached.unwrap().id;
+    let named = DetachAsk { id, ..detach_ask("data", "x") };
+    let detach = detaching(&all, named.clone());
+    eventually("a caller has ended it", async || at(&site, "data", "x").await.contains("\"ended\":true"))
+        .await;
+    ask(&mut all, What::Detach(DetachAsk { forget: true, ..named })).await.unwrap();
+    detach.await.unwrap().unwrap();
+    attach.await.unwrap().unwrap_err();
+    assert!(at(&site, "data", "x").await.contains("forgotten"));
+    let refused = claiming(&n1, 0, "data").await.unwrap().unwrap_err();
+    assert_eq!(refused.kind, "ClaimConflict");
+    while !at(&site, "data", "x").await.is_empty() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "it stays");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    // The call has 10 s to begin, and 10 s more.
+    assert!(begun.elapsed() >= Duration::from_secs(19), "it is gone after {:?}", begun.elapsed());
+    assert!(!head(&site, "data").await.contains("driver"));
+    let (claim, call) = (claiming(&n1, 0, "data"), other.publish().await);
+    assert_eq!(node_id(&call), "id of n1");
+    claim.await.unwrap().unwrap();
+}
+
+/// The node's limit, drain and fence hold from then on.
+#[tokio::test]
+async fn node_that_joins_before_the_call_is_in_the_row() {
+    let site = Site::start(1).await;
+    site.register("data", "single-node-writer").await;
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    controller.leave().await;
+    let attach = attaching(&site.operator(0, "attaches"), attach_ask("data", "id of n1"));
+    eventually("it is wanted", async || at(&site, "data", "id of n1").await.contains("\"node\":\"\"")).await;
+    let (_n1, _one) = user(&site, "n1", 0).await;
+    controller.join_again(0).await;
+    let call = controller.called().await;
+    assert!(at(&site, "data", "id of n1").await.contains("\"node\":\"n1\""));
+    controller.end(&call, attached("/dev/x")).await;
+    assert_eq!(attach.await.unwrap().unwrap().node, "n1");
 }

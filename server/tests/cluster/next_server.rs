@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    csid_server::main_knowing(csid_server::Schemas { min: 1, max: 2 })
+    csid_server::main_knowing(csid_server::Schemas { min: 1, max: 3 })
 }

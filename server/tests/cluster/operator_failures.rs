@@ -56,8 +56,12 @@ async fn change_that_etcd_does_not_answer_is_unknown() {
             tokio::spawn(async move {
                 let (mut state, mut revision) = ("ready".to_owned(), 0);
                 for is_block in [true, false].into_iter().cycle() {
-                    let accept =
-                        Accept { machine_id: "m".into(), journal_id: "j".into(), revision, forget: false };
+                    let accept = Accept {
+                        machine_id: "m".into(),
+                        journal_id: "j".into(),
+                        revision,
+                        ..Accept::default()
+                    };
                     let change = match is_block {
                         true => Change::Block(BlockAsk::default()),
                         false => Change::Accept(accept),

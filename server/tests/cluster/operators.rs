@@ -127,7 +127,7 @@ async fn nodes_and_servers_are_listed_by_csictl() {
     let rows = csictl(&file, "server list --json").await.json();
     assert_eq!(
         (&rows["cluster"], &rows["schema"], &rows["generation"]),
-        (&json!("prod"), &json!(1), &json!(1))
+        (&json!("prod"), &json!(2), &json!(1))
     );
     let names: Vec<&str> =
         rows["servers"].as_array().unwrap().iter().map(|row| row["name"].as_str().unwrap()).collect();
@@ -476,8 +476,7 @@ async fn hellos_of_other_machines_are_few_writes() {
         change: Some(Change::Accept(Accept {
             machine_id: machine.into(),
             journal_id: "new-journal".into(),
-            revision: 0,
-            forget: false,
+            ..Accept::default()
         })),
     };
     assert_eq!(kind(site.admin(0, "all").set_node(accept("m19")).await), "NotFound");
@@ -495,7 +494,7 @@ async fn two_operators_change_a_node_one_after_the_other() {
     };
     let accept = |machine: Option<Machine>, revision| {
         let Machine { machine_id, journal_id, .. } = machine.unwrap();
-        let accept = Accept { machine_id, journal_id, revision, forget: false };
+        let accept = Accept { machine_id, journal_id, revision, ..Accept::default() };
         NodeChange { node: "n1".into(), change: Some(Change::Accept(accept)) }
     };
     for _ in 0..20 {

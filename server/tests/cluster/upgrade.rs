@@ -29,16 +29,16 @@ async fn upgrade_waits_for_the_last_server() {
     site.register("data", "single-node-writer").await;
     let file = operator(&site, "all");
     let said = csictl(&file, "server upgrade").await;
-    assert_eq!((said.code, said.err.as_str()), (Some(0), "The values have version 1 already.\n"));
+    assert_eq!((said.code, said.err.as_str()), (Some(0), "The values have version 2 already.\n"));
 
     // One server is of the next release. The claims of both go on.
     upgrade_server(&mut site, 0).await;
     let list = csictl(&file, "server list --json").await.json();
     let schemas =
         |n: usize| (list["servers"][n]["schema-min"].clone(), list["servers"][n]["schema-max"].clone());
-    assert_eq!((schemas(0), schemas(1)), ((json!(1), json!(2)), (json!(1), json!(1))), "{list}");
+    assert_eq!((schemas(0), schemas(1)), ((json!(1), json!(3)), (json!(1), json!(2))), "{list}");
     let said = csictl(&file, "server list").await;
-    assert!(said.out.contains("1-2"), "{said:?}");
+    assert!(said.out.contains("1-3"), "{said:?}");
     let node = site.node("n1");
     let _session = node.join(1).await;
     let claim = node.claim(1, "data").await.unwrap();
@@ -48,8 +48,8 @@ async fn upgrade_waits_for_the_last_server() {
 
     let said = csictl(&file, "server upgrade --confirm prod").await;
     assert!(said.code == Some(1) && said.err.contains("the server s1 ("), "{said:?}");
-    assert!(said.err.contains("knows values of version 1, and not 2"), "{said:?}");
-    assert_eq!(schema(&site).await, 1);
+    assert!(said.err.contains("knows values of version 1 to 2, and not 3"), "{said:?}");
+    assert_eq!(schema(&site).await, 2);
     let said = csictl(&file, "server upgrade").await;
     assert!(said.code == Some(1) && said.err.contains("--confirm prod"), "{said:?}");
 
@@ -61,10 +61,10 @@ async fn upgrade_waits_for_the_last_server() {
     .await;
     let said = csictl(&file, "server upgrade --confirm prod").await;
     assert_eq!((said.code, said.out.as_str(), said.err.as_str()), (Some(0), "", ""));
-    assert_eq!(schema(&site).await, 2);
+    assert_eq!(schema(&site).await, 3);
     let again = csictl(&file, "server upgrade --json").await.json();
-    assert_eq!(again["schema"], 2);
-    let lowered = site.admin(0, "all").upgrade(UpgradeAsk { schema: 1 }).await.unwrap_err();
+    assert_eq!(again["schema"], 3);
+    let lowered = site.admin(0, "all").upgrade(UpgradeAsk { schema: 2 }).await.unwrap_err();
     assert_eq!(Refusal::of(&lowered).kind, "InvalidArgument");
     // The servers go on with the new version, and have read the changed row.
     let _session = node.join(1).await;
@@ -83,7 +83,7 @@ async fn upgrade_is_refused_after_a_restore() {
     let file = operator(&site, "all");
     let said = csictl(&file, "server upgrade --confirm prod").await;
     assert!(said.code == Some(1) && said.err.contains("recovers from a backup"), "{said:?}");
-    assert_eq!(schema(&site).await, 1);
+    assert_eq!(schema(&site).await, 2);
     // The row is of another etcd cluster, and no operator has said that it was restored.
     let mut other: serde_json::Value = serde_json::from_str(&meta).unwrap();
     assert!(other["etcd"].is_string(), "{meta}");
@@ -92,7 +92,7 @@ async fn upgrade_is_refused_after_a_restore() {
     let said = csictl(&file, "server upgrade --confirm prod").await;
     assert!(said.code == Some(1) && said.err.contains("etcd was restored from a backup"), "{said:?}");
     assert!(said.err.contains("`csictl server restored`"), "{said:?}");
-    assert_eq!(schema(&site).await, 1);
+    assert_eq!(schema(&site).await, 2);
     let denied = csictl(&operator(&site, "reads"), "server upgrade --confirm prod").await;
     assert!(denied.code == Some(1) && denied.err.contains("`cluster`"), "{denied:?}");
 }
@@ -105,13 +105,13 @@ async fn server_stops_serving_at_a_newer_version() {
     let node = site.node("n1");
     let mut session = node.join(0).await;
     let meta = row(&site, "meta").await;
-    let newer = meta.replace("\"schema\":1", "\"schema\":2");
+    let newer = meta.replace("\"schema\":2", "\"schema\":3");
     assert_ne!(meta, newer);
     let mut raw = site.raw().await;
     raw.put("/csid/v1/meta", &newer).await;
     let begun = Instant::now();
     let ended = session.next().await.unwrap_err();
-    let why = "etcd has values of version 2, and this server knows 1";
+    let why = "etcd has values of version 3, and this server knows 1 to 2";
     assert_eq!((ended.kind.as_str(), ended.message.as_str()), ("Unavailable", why));
     assert!(begun.elapsed() < Duration::from_secs(10), "it took {:?}", begun.elapsed());
     let asked = VolumeAsk { namespace: "default".into(), volume: "data".into() };

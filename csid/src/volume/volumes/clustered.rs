@@ -450,19 +450,13 @@ impl Volumes {
             self.shared.refuse_in_cluster("DetachVolume of a volume that is not registered")?;
         }
         refuse_at_servers(uid, secrets.is_some() || credential.is_some())?;
-        self.refuse_mounted_inline(servers, &name, &node_id).await?;
+        self.refuse_mounted(servers, &name, &node_id).await?;
         servers.detach(name, node_id, forget, self.give_up_at(&wait)).await
     }
 
-    /// Refuses while this host has a volume mounted inline that AttachVolume may have attached to it.
-    async fn refuse_mounted_inline(
-        &self,
-        servers: &dyn Servers,
-        name: &VolumeName,
-        node_id: &str,
-    ) -> Result<()> {
-        let mut mounts = self.shared.store.mounts(MountFilter::default()).await?;
-        mounts.retain(|(row, _)| !row.spec.registered);
+    /// Refuses while this host has a volume mounted that AttachVolume may have attached to it. An operator may have released the mount's claim.
+    async fn refuse_mounted(&self, servers: &dyn Servers, name: &VolumeName, node_id: &str) -> Result<()> {
+        let mounts = self.shared.store.mounts(MountFilter::default()).await?;
         if mounts.is_empty() {
             return Ok(());
         }
