@@ -12,6 +12,7 @@ use csid::volume::rules::{self, check_name};
 use csid::{Error, Kind};
 use csid_etcd::EtcdError;
 
+use crate::by_call::attachments;
 use crate::cluster::{Cluster, meta_guard, node_guard, not_joined};
 use crate::failure::{Result, ServerError};
 use crate::grants::May;
@@ -280,6 +281,11 @@ fn with_held(record: &Record, held: &Held, row: &NodeRow, others: &NodeNames) ->
             "{name} is another volume of a plugin in etcd than the one that node {} holds",
             claim.node
         );
+        return Err(Error::new(Kind::ClaimConflict, text).into());
+    }
+    // The end of either would detach the volume, and the other one's node may use it. An operator looks at that before the recovery ends.
+    if attachments(record).next().is_some() {
+        let text = format!("{name}, which node {} holds, is attached by AttachVolume in etcd", claim.node);
         return Err(Error::new(Kind::ClaimConflict, text).into());
     }
     match record.claim_at(&claim.consumer, &claim.node) {

@@ -2,17 +2,19 @@
 
 use std::time::{Duration, Instant};
 
+use csi_proto::cluster::v1::call_ended::How;
 use csi_proto::cluster::v1::resume_ask::Step;
 use csi_proto::cluster::v1::{
-    Attaches, BlockAsk, ChangeAsk, ClaimAsk, CreateAsk, DrainAsk, FenceAsk, HeldClaim, HeldClaims, Hello,
-    NodeAsk, NodeChange, PluginReport, RefusedClaim, ReleaseAsk, RestoredAsk, ResumeAsk, ServerRows,
-    ServersAsk, Spec, Use, VolumeAsk, Welcome, change_ask::What, node_change::Change,
+    Answer, Attaches, BlockAsk, ChangeAsk, ClaimAsk, CreateAsk, DetachAsk, DrainAsk, FenceAsk, HeldClaim,
+    HeldClaims, Hello, NodeAsk, NodeChange, PluginReport, RefusedClaim, ReleaseAsk, RestoredAsk, ResumeAsk,
+    ServerRows, ServersAsk, Spec, Use, VolumeAsk, Welcome, change_ask::What, node_change::Change,
 };
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 
-use crate::attach::{Controller, claiming, head, row, user, user_named};
+use crate::attach::{Controller, attached, claiming, head, row, user, user_named};
+use crate::by_call::{ask, at, attach_ask, attaching, detach_ask, detaching};
 use crate::creations::{create, created, creating, deleting, is_delete, registration};
 use crate::operators::{csictl, operator};
 use crate::site::{First, Node, Refusal, Session, Site, eventually, register};
@@ -1446,4 +1448,48 @@ async fn refused_claims_of_an_earlier_recovery_are_over() {
     let _session = node.join(0).await;
     hold(&node, 0, page(&node, 2, vec![], true)).await.unwrap();
     resumed(&site, 2).await;
+}
+
+/// The backup does not have the detach and the claim that came after it.
+#[tokio::test]
+async fn attachment_by_call_stays_until_it_is_detached() {
+    let site = Site::start(1).await;
+    site.register("data", "single-node-writer").await;
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    let (node, session) = user(&site, "n1", 0).await;
+    let attach = attaching(&site.operator(0, "attaches"), attach_ask("data", "id of n1"));
+    let call = controller.called().await;
+    controller.end(&call, attached("/dev/x")).await;
+    let id = attach.await.unwrap().unwrap().id;
+    eventually("nobody calls", async || !head(&site, "data").await.contains("driver")).await;
+    drop(session);
+    restored(&site, 0, 1).await.unwrap();
+    controller.join_again(0).await;
+    let (_, mut session) = welcome(&node, 0).await;
+    session.report_name("id of n1").await;
+    let before = at(&site, "data", "id of n1").await;
+    assert!(before.contains("\"leg\":\"present\""), "{before}");
+    let of = HeldClaim { external_node_id: "id of n1".into(), ..held(&node, "data", "one") };
+    let refused = try_hold(&node, 0, page(&node, 2, vec![of], true)).await.unwrap();
+    assert_eq!(refused.len(), 1, "{refused:?}");
+    assert!(refused[0].why.contains("attached by AttachVolume in etcd"), "{refused:?}");
+    let detach = DetachAsk { id, ..detach_ask("data", "id of n1") };
+    let early = ask(&mut site.operator(0, "attaches"), What::Detach(detach)).await.unwrap_err();
+    assert!(early.message.contains("recover"), "{early:?}");
+    assert!(!controller.is_called(Duration::from_secs(2)).await, "a controller is called in a recovery");
+    hold(&controller.node, 0, page(&controller.node, 2, vec![], true)).await.unwrap();
+    assert_eq!(resume(&site).await.unwrap_err().kind, "Busy", "an operator has not looked at the claim");
+    forget(&site, "n1").await;
+    resumed(&site, 2).await;
+    drop(session);
+    controller.join_again(0).await;
+    let _sessions = welcome(&node, 0).await;
+    assert_eq!(claiming(&node, 0, "data").await.unwrap().unwrap_err().kind, "ClaimConflict");
+    assert!(!controller.is_called(Duration::from_secs(3)).await, "nobody has detached the volume");
+    assert_eq!(at(&site, "data", "id of n1").await, before);
+    let detach = detaching(&site.operator(0, "attaches"), detach_ask("data", "id of n1"));
+    let call = controller.called().await;
+    controller.end(&call, How::Answer(Answer::default())).await;
+    detach.await.unwrap().unwrap();
+    assert!(at(&site, "data", "id of n1").await.is_empty());
 }

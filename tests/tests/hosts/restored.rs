@@ -365,7 +365,8 @@ fn lie_about_the_generation_locks_no_host_out() {
         let row = site.admin(0, "all").node(NodeAsk { node: "n1".into() }).await.unwrap().into_inner();
         assert_eq!(row.ahead.unwrap().generation, 1 << 63);
         let Machine { machine_id, journal_id, .. } = row.machine.unwrap();
-        let accept = Accept { machine_id, journal_id, revision: row.revision, forget: true };
+        let accept =
+            Accept { machine_id, journal_id, revision: row.revision, forget: true, ..Accept::default() };
         let ask = NodeChange { node: "n1".into(), change: Some(Change::Accept(accept)) };
         site.admin(0, "all").set_node(ask).await.unwrap();
         joined_at(w, &site.addresses[0]).await;
