@@ -578,6 +578,11 @@ async fn name_of_two_nodes_is_attached_to_neither() {
     let (attach, _) = (attaching(&client, attach_ask("data", "id of n1")), controller.publish().await);
     attach.await.unwrap().unwrap();
     let (_n2, _two) = crate::attach::user_named(&site, "n2", 0, "id of n1").await;
+    // A name that another node has is not taken. Reports of the same moment are.
+    let said = row(&site, "node/n2").await;
+    let both = said.replace("\"other-node-id\"", "\"node-id\"");
+    assert_ne!(said, both);
+    site.raw().await.put("/csid/v1/node/n2", &both).await;
     site.register("more", "single-node-writer").await;
     let both = once(&mut client, What::Attach(attach_ask("more", "id of n1"))).await.unwrap_err();
     assert!(both.kind == "NotAuthorized" && both.message.contains("node n1 as for node n2"), "{both:?}");
