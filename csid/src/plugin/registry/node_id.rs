@@ -28,6 +28,14 @@ impl Plugins {
         }
     }
 
+    /// Refuses a volume that servers have attached to another name than the plugin gives this node now.
+    pub fn refuse_attached_as(&self, plugin: &str, node_id: &str) -> Result<()> {
+        match self.node_id_now(plugin) {
+            now if now.is_empty() || now == node_id => Ok(()),
+            now => Err(NodeIdError::disputed(plugin, &now, node_id).into()),
+        }
+    }
+
     /// AcceptNodeId: attach under the name that the plugin has for this node now, and that the caller says.
     pub async fn accept_node_id(&self, id: &str, node_id: &str, uid: u32) -> Result<()> {
         self.open()?;

@@ -18,6 +18,7 @@ use crate::volume::model::volume::DesiredMount;
 use crate::volume::operation::message::Message;
 use crate::volume::operation::request::CallTarget;
 use crate::volume::seam::Control;
+use crate::volume::waits::PluginWaits;
 
 impl Executor<'_> {
     /// Mounts a registered volume with its consumer's claim. Takes the claim if there is none. `answer`: as of [`Control::claim`].
@@ -54,7 +55,10 @@ impl Executor<'_> {
             }
         };
         self.heals = is_healed(&record);
-        let mut mounted = self.mount(wanted).await;
+        let mut mounted = match self.refuse_other_name(&record).await {
+            Ok(()) => self.mount(wanted).await,
+            Err(error) => Err(error),
+        };
         if mounted.is_ok()
             && let Err(error) = self.control().rebind(&mut record, claim).await
         {
@@ -112,6 +116,7 @@ impl Executor<'_> {
             let record = self.control().claim(&name, &claim, &[], None).await?;
             self.use_attachment(&record, wanted);
             self.heals = is_healed(&record);
+            self.refuse_other_name(&record).await?;
             registration = record.registration;
         }
         let mounted = self.mount(wanted).await?;
@@ -173,6 +178,16 @@ impl Executor<'_> {
         if usage.mount_flags.is_empty() && usage.attachment_mode == AttachmentMode::FileSystem {
             usage.mount_flags.clone_from(&registration.spec.mount_flags);
         }
+    }
+
+    /// Refuses a mount if a server has attached the volume to another name than the plugin gives this node now. The plugin may stage it for another
+    /// node otherwise. A mount that is there stays. csid alone attaches to the present name only.
+    async fn refuse_other_name(&mut self, record: &Record) -> Result<()> {
+        let records = &self.shared.records;
+        let attached = record.attachment(&records.node).filter(|_| records.servers.is_some());
+        let Some(node_id) = attached.and_then(|at| at.node_id.as_deref()) else { return Ok(()) };
+        let ready = self.ready().await?;
+        self.shared.plugins.refuse_attached_as(ready.id(), node_id)
     }
 
     /// Copies the attachment's present publish context into the request. After another boot the context may have changed.
