@@ -15,7 +15,7 @@ const GRANTS: &str = r#"
 [[grant]]
 who = "node/host"
 namespaces = ["*"]
-may = ["join", "mount", "controller:p", "controller:q", "controller:two", "controller:other", "read", "register", "create", "delete", "expand", "snapshot"]
+may = ["join", "mount", "controller:p", "controller:q", "controller:two", "controller:other", "read", "register", "create", "delete", "expand", "snapshot", "attach"]
 
 [[grant]]
 who = "node/host"

@@ -290,9 +290,6 @@ fn missing_instance_is_named_in_the_error() {
 
 #[test]
 fn node_renamed_by_a_boot_is_detached_by_its_old_id() {
-    if clustered::is_skipped("AttachVolume is refused on a node") {
-        return;
-    }
     world(async |w| {
         let client = attaching(w).await;
         registered(&client, "v", &[AccessMode::SingleNodeWriter]).await;
@@ -320,6 +317,11 @@ fn node_renamed_by_a_boot_is_detached_by_its_old_id() {
         };
         let (kind, error) = refusal(mount_registered(&client, "v", "one").await);
         assert!(kind == Kind::PluginUnavailable && is_said(&error), "{error}");
+        if clustered::is_used() {
+            // The servers keep the name that they know, until an operator accepts the other one.
+            assert_eq!(w.plugin("p").count("NodeStageVolume", "v"), 1, "it was staged under another name");
+            return;
+        }
         w.plugin("p").provision("w");
         registered(&client, "w", &[AccessMode::SingleNodeWriter]).await;
         let (kind, error) = refusal(client.claim(NAMESPACE, "w", "two", ClaimOptions::default()).await);

@@ -34,7 +34,7 @@ async fn is_forgotten(w: &mut World, client: Client) -> Client {
 
 #[test]
 fn attach_without_its_plugin_leaves_nothing() {
-    if clustered::is_skipped("AttachVolume is refused on a node") {
+    if clustered::is_skipped("AttachVolume without a registration is refused in a cluster") {
         return;
     }
     world(async |w| {
@@ -57,7 +57,7 @@ fn attach_without_its_plugin_leaves_nothing() {
 /// A cancellation during the wait for the plugin leaves nothing that would need the caller's secrets.
 #[test]
 fn attach_cancelled_before_sending_leaves_nothing() {
-    if clustered::is_skipped("AttachVolume is refused on a node") {
+    if clustered::is_skipped("AttachVolume without a registration is refused in a cluster") {
         return;
     }
     world(async |w| {
@@ -105,7 +105,7 @@ async fn renamed(w: &mut World, client: &Client, node_id: &str, others: &[&str])
 /// Another program takes the staging away. csid stages again under the present node id, and keeps that id as the staged one.
 #[test]
 fn co_rule_23_restaged_is_kept_from_detach_by_new_id() {
-    if clustered::is_skipped("AttachVolume is refused on a node") {
+    if clustered::is_skipped("AttachVolume without a registration is refused in a cluster") {
         return;
     }
     world(async |w| {
@@ -148,7 +148,7 @@ fn co_rule_23_restaged_is_kept_from_detach_by_new_id() {
 /// A plugin without staging publishes a second mount. The first one stays published under its own node id.
 #[test]
 fn co_rule_23_rebound_mount_keeps_its_node_id() {
-    if clustered::is_skipped("AttachVolume is refused on a node") {
+    if clustered::is_skipped("AttachVolume without a registration is refused in a cluster") {
         return;
     }
     world(async |w| {
@@ -182,7 +182,7 @@ fn co_rule_23_rebound_mount_keeps_its_node_id() {
 /// A detach was on its way: what it is of is not forgotten for want of a plugin that attaches.
 #[test]
 fn possible_attachment_outlives_lost_capability() {
-    if clustered::is_skipped("AttachVolume is refused on a node") {
+    if clustered::is_skipped("AttachVolume without a registration is refused in a cluster") {
         return;
     }
     world(async |w| {
@@ -217,7 +217,7 @@ fn possible_attachment_outlives_lost_capability() {
 /// A node that is called otherwise since has the volume staged all the same.
 #[test]
 fn co_rule_23_staged_under_old_id_is_not_detached() {
-    if clustered::is_skipped("AttachVolume is refused on a node") {
+    if clustered::is_skipped("AttachVolume without a registration is refused in a cluster") {
         return;
     }
     world(async |w| {
@@ -247,7 +247,7 @@ fn co_rule_23_staged_under_old_id_is_not_detached() {
 /// csid is killed before it asks the controller. The plugin that it finds then cannot detach.
 #[test]
 fn never_attached_is_not_detached() {
-    if clustered::is_skipped("AttachVolume is refused on a node") {
+    if clustered::is_skipped("AttachVolume without a registration is refused in a cluster") {
         return;
     }
     world(async |w| {
@@ -271,7 +271,7 @@ fn never_attached_is_not_detached() {
 
 #[test]
 fn inline_attach_takes_a_usage_without_capabilities() {
-    if clustered::is_skipped("AttachVolume is refused on a node") {
+    if clustered::is_skipped("AttachVolume without a registration is refused in a cluster") {
         return;
     }
     world(async |w| {
@@ -321,7 +321,7 @@ async fn held_detach(w: &mut World, client: &Client) -> tokio::task::JoinHandle<
 /// The plugin answers neither the call of a caller nor that of the next csid.
 #[test]
 fn forget_ends_a_detach_without_an_answer() {
-    if clustered::is_skipped("AttachVolume is refused on a node") {
+    if clustered::is_skipped("AttachVolume without a registration is refused in a cluster") {
         return;
     }
     if on_etcd::is_skipped("csid calls the plugin by itself before the test's caller is there") {
@@ -359,7 +359,7 @@ fn within(milliseconds: u64) -> AttachOptions {
 /// The plugin answers neither the attach nor its rollback.
 #[test]
 fn forget_ends_an_attach_without_an_answer() {
-    if clustered::is_skipped("AttachVolume is refused on a node") {
+    if clustered::is_skipped("AttachVolume without a registration is refused in a cluster") {
         return;
     }
     world(async |w| {
@@ -389,7 +389,7 @@ fn forget_ends_an_attach_without_an_answer() {
 /// A detach that the plugin refuses for good rests until a caller repeats it.
 #[test]
 fn forget_ends_a_detach_at_rest() {
-    if clustered::is_skipped("AttachVolume is refused on a node") {
+    if clustered::is_skipped("AttachVolume without a registration is refused in a cluster") {
         return;
     }
     world(async |w| {
@@ -410,7 +410,7 @@ fn forget_ends_a_detach_at_rest() {
 
 #[test]
 fn forget_refuses_an_attachment_staged_here() {
-    if clustered::is_skipped("AttachVolume is refused on a node") {
+    if clustered::is_skipped("AttachVolume without a registration is refused in a cluster") {
         return;
     }
     world(async |w| {
