@@ -296,7 +296,8 @@ impl Cluster {
                 };
             }
             let reported = row.value.plugins.get(plugin).and_then(|of| of.node_id.as_ref());
-            if reported != Some(&ask.node_id) {
+            let accepted = row.value.accepted_ids.get(plugin);
+            if ![reported, accepted].contains(&Some(&ask.node_id)) {
                 // The names are those of another row. They are read again when the change has come.
                 self.forget(&RowKey::Node(node.clone()));
                 return Ok(None);

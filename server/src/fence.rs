@@ -55,11 +55,11 @@ impl Cluster {
         };
         self.while_here(self.drop_heard_of(node)).await?;
         let mut left = LeftAttached::default();
-        for record in
-            self.while_here(self.attached_where(|record| is_at_any(record, node, &row.value))).await?
-        {
+        let may_be_left =
+            |record: &Record| attachments(record).any(|at| may_be_at(record, at, node, &row.value));
+        for record in self.while_here(self.attached_where(may_be_left)).await? {
             let is_left = |at: &&Attachment| {
-                is_at(&record, at, node, &row.value) && !is_accepted(&record, at, &row.value)
+                may_be_at(&record, at, node, &row.value) && !is_to_end(&record, at, node, &row.value)
             };
             for at in attachments(&record).filter(|at| at.leg != Leg::Removing).filter(is_left) {
                 left.count += 1;
@@ -72,7 +72,7 @@ impl Cluster {
                     });
                 }
             }
-            if attachments(&record).any(|at| is_to_end(&record, at, &row.value)) {
+            if attachments(&record).any(|at| is_to_end(&record, at, node, &row.value)) {
                 ended +=
                     usize::from(self.while_here(self.end_attachments(&record.name, node, number)).await?);
             }
@@ -109,7 +109,7 @@ impl Cluster {
         let most = self.registry.claims_of(node).await? + 1;
         let part = self.registry.claim_list(&filter, None, most, |_| true).await?;
         let held = part.rows.iter().filter(|of| is_held(of.claim.state)).count();
-        let ends = |record: &Record| attachments(record).any(|at| is_to_end(record, at, &row.value));
+        let ends = |record: &Record| attachments(record).any(|at| is_to_end(record, at, node, &row.value));
         Ok((held + self.attached_where(ends).await?.len(), part.left_out.count))
     }
 
@@ -147,7 +147,7 @@ impl Cluster {
             let row = self.fenced_row(node, number).await?;
             let record = self.registry.record(name.clone()).await?;
             let mut after = record.clone();
-            for at in attachments(&record).filter(|at| is_to_end(&record, at, &row.value)) {
+            for at in attachments(&record).filter(|at| is_to_end(&record, at, node, &row.value)) {
                 detach(&mut after, at.node_id.as_deref().unwrap_or_default());
             }
             if after == record {
@@ -205,17 +205,21 @@ fn is_accepted(record: &Record, at: &Attachment, row: &NodeRow) -> bool {
     at.node_id.is_some() && row.accepted_ids.get(&record.volume.plugin) == at.node_id.as_ref()
 }
 
-/// Returns whether a fence of a node ends an attachment.
-fn is_to_end(record: &Record, at: &Attachment, row: &NodeRow) -> bool {
-    is_accepted(record, at, row) && at.leg != Leg::Removing
+/// Returns whether a fence of a node ends an attachment. What another node has is not this one's, whatever name was accepted.
+fn is_to_end(record: &Record, at: &Attachment, node: &str, row: &NodeRow) -> bool {
+    is_at(record, at, node, row) && is_accepted(record, at, row) && at.leg != Leg::Removing
 }
 
 /// Returns whether an attachment is to a node, by the row of either. AttachVolume may have come before the node's report.
 fn is_at(record: &Record, at: &Attachment, node: &str, row: &NodeRow) -> bool {
     let reported = row.plugins.get(&record.volume.plugin).and_then(|of| of.node_id.as_ref());
-    at.node == node
-        || is_accepted(record, at, row)
-        || (at.node.is_empty() && at.node_id.is_some() && reported == at.node_id.as_ref())
+    let has_name = is_accepted(record, at, row) || (at.node_id.is_some() && reported == at.node_id.as_ref());
+    at.node == node || (at.node.is_empty() && has_name)
+}
+
+/// Returns whether an attachment is to a node, or under a name that was accepted for it. The row of the attachment may have another node.
+fn may_be_at(record: &Record, at: &Attachment, node: &str, row: &NodeRow) -> bool {
+    is_at(record, at, node, row) || is_accepted(record, at, row)
 }
 
 fn is_at_any(record: &Record, node: &str, row: &NodeRow) -> bool {

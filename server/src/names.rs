@@ -2,11 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use csid_etcd::{RowKey, Rows};
+use csid::error::shortened;
+use csid::{Error, Kind};
+use csid_etcd::{Guard, RowKey, Rows};
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, node_guard};
 use crate::failure::Result;
-use crate::rows::{self, NodeRow};
+use crate::rows::{self, NodeRow, Read};
 
 /// Nodes that are read together.
 const NODES: i64 = 1000;
@@ -44,4 +46,53 @@ impl Cluster {
             }
         }
     }
+
+    /// Refuses names that an operator accepts for a node while another node's row has them as accepted. Returns the guards of the nodes that have
+    /// such a name otherwise: an operator may accept it there in the same moment.
+    pub async fn refuse_accepted_names(
+        &self,
+        node: &str,
+        before: &NodeRow,
+        after: &NodeRow,
+    ) -> Result<Vec<Guard>> {
+        let is_new = |(plugin, name): &(&String, &String)| before.accepted_ids.get(*plugin) != Some(*name);
+        let new: Vec<_> = after.accepted_ids.iter().filter(is_new).collect();
+        let (mut guards, mut last) = (Vec::new(), String::new());
+        if new.is_empty() {
+            return Ok(guards);
+        }
+        loop {
+            let found = self.rows.list(&Rows::Nodes { after: last.clone() }, NODES).await?;
+            if found.is_empty() {
+                return Ok(guards);
+            }
+            for (key, row) in found {
+                let RowKey::Node(other) = &key else { continue };
+                last.clone_from(other);
+                let Ok(row) = rows::read::<NodeRow>(&key, &row) else { continue };
+                if other == node {
+                    continue;
+                }
+                let accepted =
+                    |(plugin, name): &&(&String, &String)| row.value.accepted_ids.get(*plugin) == Some(*name);
+                if let Some((plugin, name)) = new.iter().find(accepted) {
+                    let text = format!(
+                        "node {node} does not get the name {:?} by plugin {plugin}: an operator has accepted it for node {other}",
+                        shortened(name)
+                    );
+                    return Err(Error::new(Kind::AlreadyExists, text).into());
+                }
+                if new.iter().any(|(plugin, name)| has_name(&row, plugin, name)) {
+                    guards.push(node_guard(other, &row));
+                }
+            }
+        }
+    }
+}
+
+/// Returns whether a node has, or wants, a name by a plugin.
+fn has_name(row: &Read<NodeRow>, plugin: &str, name: &str) -> bool {
+    let of = row.value.plugins.get(plugin);
+    let reported = of.into_iter().flat_map(|of| [&of.node_id, &of.other_node_id]).flatten();
+    reported.chain(row.value.node_ids.get(plugin)).any(|of| of == name)
 }

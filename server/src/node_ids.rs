@@ -1,6 +1,6 @@
-//! The nodes by the plugins' names of them, as nodes have reported these.
+//! The nodes by the plugins' names of them: those that nodes have reported, and those that an operator has accepted.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use csid::{Error, Kind};
@@ -14,7 +14,7 @@ use crate::rows::{self, NodeRow, Read};
 const NODES: i64 = 100;
 
 impl Cluster {
-    /// Returns the node for which a plugin has this name. `None`: no node has reported it. Fails if two nodes have.
+    /// Returns the node for which a plugin has this name. `None`: no node has. Fails if two nodes have it.
     pub async fn node_of_id(&self, plugin: &str, node_id: &str) -> Result<Option<String>> {
         let ids = self.node_ids_now().await?;
         let found = ids.nodes.get(&(plugin.to_owned(), node_id.to_owned()));
@@ -43,10 +43,8 @@ impl Cluster {
                 after.clone_from(node);
                 // The name of a node whose row cannot be read is not known.
                 let Ok(Read { value, .. }) = rows::read::<NodeRow>(key, row) else { continue };
-                for (plugin, of) in value.plugins {
-                    if let Some(node_id) = of.node_id {
-                        ids.nodes.entry((plugin, node_id)).or_default().push(node.clone());
-                    }
+                for name in names_of(value) {
+                    ids.nodes.entry(name).or_default().push(node.clone());
                 }
             }
             if found.is_empty() {
@@ -57,4 +55,11 @@ impl Cluster {
         self.know_node_ids(ids.clone());
         Ok(ids)
     }
+}
+
+/// Returns the names of a node: those that it reports, and those that were accepted for it. An accepted one stays when its plugin is gone, and
+/// a fence goes by it.
+fn names_of(row: NodeRow) -> BTreeSet<(String, String)> {
+    let reported = row.plugins.into_iter().filter_map(|(plugin, of)| Some((plugin, of.node_id?)));
+    reported.chain(row.accepted_ids).collect()
 }

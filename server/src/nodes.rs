@@ -10,7 +10,7 @@ use csi_proto::cluster::v1::{
 use csi_proto::identity::{Identity, Role, is_member_name};
 use csid::error::shortened;
 use csid::{Error, Kind};
-use csid_etcd::{EtcdError, RowKey, Rows, Write, Written};
+use csid_etcd::{EtcdError, Guard, RowKey, Rows, Write, Written};
 use tokio::time::Instant;
 
 use crate::cluster::{Cluster, is_in_state, node_guard, not_joined};
@@ -243,7 +243,13 @@ impl Cluster {
                 return Err(Error::new(Kind::Busy, text).into());
             }
         }
-        let tried = self.write_node(node, &present, Some(&after)).await?;
+        let others = match change {
+            Change::Accept(_) => {
+                self.while_here(self.refuse_accepted_names(node, &present.value, &after)).await?
+            }
+            _ => Vec::new(),
+        };
+        let tried = self.write_node(node, &present, Some(&after), others).await?;
         if let Tried::Done = tried {
             match change {
                 Change::Accept(Accept { machine_id, .. }) => {
@@ -286,15 +292,21 @@ impl Cluster {
         }
         self.while_here(self.drop_controllers(node, present)).await?;
         self.while_here(self.drop_used(node, present)).await?;
-        let tried = self.write_node(node, present, None).await?;
+        let tried = self.write_node(node, present, None, Vec::new()).await?;
         if let Tried::Done = tried {
             tracing::warn!(%caller, node, "a node was forgotten");
         }
         Ok(tried)
     }
 
-    /// Writes a node's row. `None`: removes it, and what the node has reported.
-    async fn write_node(&self, node: &str, before: &Read<NodeRow>, after: Option<&NodeRow>) -> Result<Tried> {
+    /// Writes a node's row, unless a row of `others` has changed. `None`: removes it, and what the node has reported.
+    async fn write_node(
+        &self,
+        node: &str,
+        before: &Read<NodeRow>,
+        after: Option<&NodeRow>,
+        others: Vec<Guard>,
+    ) -> Result<Tried> {
         let here = self.presence.here()?;
         let key = RowKey::Node(node.to_owned());
         let value = after.map(|after| rows::write(&key, after)).transpose()?;
@@ -304,7 +316,7 @@ impl Cluster {
                 writes.push(Write { key, value: None, lease: 0 });
             }
         }
-        let guards = [node_guard(node, before), here.guard()];
+        let guards = [vec![node_guard(node, before), here.guard()], others].concat();
         let written = self.while_here(async { Ok(self.rows.write(&guards, writes).await?) }).await;
         self.forget(&key);
         match written {

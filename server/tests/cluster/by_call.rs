@@ -8,7 +8,7 @@ use csi_proto::cluster::v1::controller_call::Method;
 use csi_proto::cluster::v1::node_change::Change;
 use csi_proto::cluster::v1::{
     Accept, Answer, AttachAsk, AttachmentRow, AuditAsk, CallClass, ChangeAsk, ClaimAsk, DetachAsk, DrainAsk,
-    ForgetAsk, Machine, PluginReport, UndrainAsk, UpgradeAsk, VolumeAsk, VolumeRow,
+    ForgetAsk, Machine, NodeRow, PluginReport, UndrainAsk, UpgradeAsk, VolumeAsk, VolumeRow,
 };
 use tokio::task::JoinHandle;
 use tonic::Code;
@@ -661,4 +661,88 @@ async fn operator_attaches_and_detaches_by_csictl() {
     let said = csictl(&file, &format!("{detach} --forget --yes default/data")).await;
     assert_eq!(said.code, Some(0), "{}", said.err);
     assert_eq!(at(&site, "data", "elsewhere").await, "");
+}
+
+/// Accepts one name of a node, as an operator who has just looked.
+async fn accept_name(site: &Site, node: &str, name: &str) -> Result<NodeRow, Refusal> {
+    let row = show(site, node).await;
+    let Machine { machine_id, journal_id, .. } = row.machine.unwrap();
+    let names = [("p".to_owned(), name.to_owned())].into();
+    let accept = Accept { machine_id, journal_id, revision: row.revision, names, forget: false };
+    set(site, 0, node, Change::Accept(accept)).await
+}
+
+/// An earlier server has let two nodes have the name. The machine may have come back as the other node.
+#[tokio::test]
+async fn fence_leaves_what_another_node_has() {
+    let site = Site::start(1).await;
+    site.register("data", "single-node-writer").await;
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    let (_n1, _one) = user(&site, "n1", 0).await;
+    let (_n2, _two) = user(&site, "n2", 0).await;
+    let client = site.operator(0, "attaches");
+    let (attach, _) = (attaching(&client, attach_ask("data", "id of n2")), controller.publish().await);
+    assert_eq!(attach.await.unwrap().unwrap().node, "n2");
+    let mut both: serde_json::Value = serde_json::from_str(&row(&site, "node/n1").await).unwrap();
+    both["accepted-ids"] = serde_json::json!({ "p": "id of n2" });
+    site.raw().await.put("/csid/v1/node/n1", &both.to_string()).await;
+    eventually("n1 has the name, too", async || show(&site, "n1").await.accepted_ids.contains_key("p")).await;
+    let fenced = fence(&site, 0, "n1").await.unwrap();
+    assert!(at(&site, "data", "id of n2").await.contains("present"), "the fence of n1 has ended it");
+    assert_eq!((fenced.left_count, fenced.left[0].volume.as_str()), (1, "data"));
+    // The servers look at absent nodes again and again.
+    assert!(!controller.is_called(Duration::from_secs(8)).await);
+}
+
+#[tokio::test]
+async fn accepted_name_counts_without_its_plugin() {
+    let site = Site::start(1).await;
+    for volume in ["data", "more"] {
+        site.register(volume, "single-node-writer").await;
+    }
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    let (_n1, mut one) = user(&site, "n1", 0).await;
+    accept(&site, "n1").await;
+    one.report_as(PluginReport { plugin: "q".into(), ..PluginReport::default() }).await;
+    eventually("the plugin is gone", async || show(&site, "n1").await.plugins[0].plugin == "q").await;
+    let mut client = site.operator(0, "attaches");
+    set(&site, 0, "n1", Change::Drain(DrainAsk {})).await.unwrap();
+    let drains = once(&mut client, What::Attach(attach_ask("data", "id of n1"))).await.unwrap_err();
+    assert!(drains.kind == "Busy" && drains.message.contains("n1 is draining"), "{drains:?}");
+    set(&site, 0, "n1", Change::Undrain(UndrainAsk {})).await.unwrap();
+    let (attach, _) = (attaching(&client, attach_ask("data", "id of n1")), controller.publish().await);
+    assert_eq!(attach.await.unwrap().unwrap().node, "n1");
+    fence(&site, 0, "n1").await.unwrap();
+    controller.unpublish().await;
+    let fenced = once(&mut client, What::Attach(attach_ask("more", "id of n1"))).await.unwrap_err();
+    assert!(fenced.kind == "Busy" && fenced.message.contains("n1 is fenced"), "{fenced:?}");
+    assert!(!controller.is_called(Duration::from_secs(1)).await);
+}
+
+/// Its attachments would end with the fence of either node.
+#[tokio::test]
+async fn name_is_accepted_for_one_node_at_a_time() {
+    let site = Site::start(1).await;
+    let (_n1, one) = user(&site, "n1", 0).await;
+    accept_name(&site, "n1", "id of n1").await.unwrap();
+    let (_n2, _two) = crate::attach::user_named(&site, "n2", 0, "id of n1").await;
+    let before = row(&site, "node/n2").await;
+    let plain = async || {
+        let row = show(&site, "n2").await;
+        let Machine { machine_id, journal_id, .. } = row.machine.unwrap();
+        let accept = Accept { machine_id, journal_id, revision: row.revision, ..Accept::default() };
+        set(&site, 0, "n2", Change::Accept(accept)).await
+    };
+    for refused in [accept_name(&site, "n2", "id of n1").await, plain().await] {
+        let refused = refused.unwrap_err();
+        assert!(refused.kind == "AlreadyExists" && refused.message.contains("n1"), "{refused:?}");
+    }
+    assert_eq!(row(&site, "node/n2").await, before);
+    accept_name(&site, "n1", "id of n1").await.expect("it has the name already");
+    set(&site, 0, "n1", Change::Drain(DrainAsk {})).await.unwrap();
+    drop(one);
+    let forget = || set(&site, 0, "n1", Change::Forget(ForgetAsk {}));
+    eventually("it is forgotten", async || forget().await.is_ok()).await;
+    let accepted = accept_name(&site, "n2", "id of n1").await.unwrap();
+    assert_eq!(accepted.accepted_ids["p"], "id of n1");
 }
