@@ -9,8 +9,8 @@ use csid::{Error, Kind};
 use csid_etcd::{Expected, Guard, RowKey};
 
 use crate::by_call::{
-    attachment, due_attachments, end, enter_end, failure_name, name_of_call, remove_forgotten, set_called,
-    set_node,
+    Judged, attachment, due_attachments, end, enter_end, failure_name, is_of_backup, name_of_call,
+    remove_forgotten, set_called, set_node,
 };
 use crate::cluster::{meta_guard, node_guard};
 use crate::drive::{BLOCKED, Driving, NOTHING, Next, SHORT, Turn, rpc_of, unanswered};
@@ -21,13 +21,13 @@ use crate::records::{TRIES, busy};
 use crate::rows::NodeState;
 
 impl Driving {
-    /// Makes a call that an attachment asks for, if it is time. `of_volume`: how long the volume's own call waits.
+    /// Makes a call that an attachment asks for, if it is time. `of_volume`: how long the volume's own call waits. `generation`: the cluster's.
     pub(crate) async fn turn_of_attachments(
         &self,
         record: &Record,
         memory: &mut Memory,
         guards: Vec<Guard>,
-        of_volume: Option<Duration>,
+        (of_volume, generation): (Option<Duration>, u64),
     ) -> Result<Turn> {
         let is_there = |wish: &Wish| due_attachments(record).any(|at| Wish::of_attachment(at) == *wish);
         memory.failed.retain(|wish, _| is_there(wish) || (of_volume.is_some() && wish.is_of_volume()));
@@ -37,6 +37,11 @@ impl Driving {
         let mut pause = of_volume;
         for at in due_attachments(record) {
             let node_id = at.node_id.as_deref().unwrap_or_default();
+            let is_of_backup = is_of_backup(at, generation);
+            if is_of_backup && at.leg == Leg::Removing {
+                // It may have been attached again since. Somebody has to end it.
+                continue;
+            }
             let mut guards = guards.clone();
             let (named, unwanted) = match self.named_later(record, at).await {
                 Ok(named) => (named, None),
@@ -54,6 +59,9 @@ impl Driving {
                 None => self.unwanted(record, at, &mut guards).await?,
                 unwanted => unwanted,
             };
+            if unwanted.is_some() && is_of_backup {
+                continue;
+            }
             if let Some(error) = unwanted {
                 let mut after = record.clone();
                 end(&mut after, node_id);
@@ -219,7 +227,8 @@ impl Driving {
             let (is_ready, guard) = self.is_ready(&node).await?;
             guards.extend(guard);
             let mut after = record.clone();
-            enter_end(&mut after, node_id, action, of, (was_asked, is_ready));
+            let judged = Judged { was_asked, is_ready, generation: meta.value.generation };
+            enter_end(&mut after, node_id, action, of, &judged);
             after.driver = record.driver.as_ref().zip(unanswered.clone()).map(|(driver, unanswered)| {
                 Driver { server: String::new(), call: None, unanswered, ..driver.clone() }
             });

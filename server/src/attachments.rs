@@ -15,8 +15,8 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::by_call::{
-    attachment, attachments, detach, due_attachments, end, failure_name, forget, is_ended, is_forgotten,
-    meant, name_of_call, remove, set_keeper,
+    attach_again, attachment, attachments, detach, due_attachments, end, failure_name, forget, is_ended,
+    is_forgotten, is_of_backup, meant, name_of_call, remove, set_keeper,
 };
 use crate::cluster::{Cluster, is_in_state, meta_guard, node_guard};
 use crate::controllers::{no_controller, plugin_guard};
@@ -43,7 +43,7 @@ struct Progress {
     ended: Option<u64>,
     /// The attachment that the call has begun or joined was there.
     has_begun: bool,
-    /// The call has had a detach tried again that the plugin has refused.
+    /// The call has had a call tried again that the plugin has refused, or one that a backup has half done.
     has_asked: bool,
     /// Why the attach has failed, as far as the record says it.
     error: Option<String>,
@@ -239,7 +239,8 @@ impl Cluster {
             if asked.is_none_or(|asked| asked.owner != caller.to_string()) {
                 return Err(another_attacher(name, &ask.node_id));
             }
-            if at.leg != Leg::Removing
+            let is_of_backup = is_of_backup(at, meta.value.generation);
+            if (at.leg != Leg::Removing || is_of_backup)
                 && let Some(present) = &at.by_call
             {
                 rules::refuse_attached_otherwise(name, &ask.node_id, present, &wanted)?;
@@ -249,13 +250,17 @@ impl Cluster {
                 Leg::Making if at.uncalled && asked.is_some_and(|asked| asked.keeper != here.id) => {
                     set_keeper(&mut after, &ask.node_id, &here.id);
                 }
-                Leg::Removing if is_blocked && !progress.has_asked && !progress.has_begun => {
+                _ if progress.has_asked || progress.has_begun => return Ok(Some(record)),
+                Leg::Making | Leg::Removing if is_of_backup && (is_blocked || at.leg == Leg::Removing) => {
+                    attach_again(&mut after, &ask.node_id);
+                }
+                Leg::Removing if is_blocked => {
                     end(&mut after, &ask.node_id);
                 }
                 _ => return Ok(Some(record)),
             }
             let swapped = self.swap(&record, after, guards).await?;
-            progress.has_asked |= is_blocked && swapped.is_some();
+            progress.has_asked |= (is_blocked || is_of_backup) && swapped.is_some();
             return Ok(swapped);
         }
         if progress.has_begun {
@@ -315,6 +320,7 @@ impl Cluster {
             owner: caller.to_string(),
             call: ask.call.clone(),
             keeper: here.id.clone(),
+            generation: meta.value.generation,
             ..AskedAttach::default()
         };
         after.attachments.push(Attachment {
@@ -336,7 +342,9 @@ impl Cluster {
         let (here, meta) = (self.presence.here()?, self.meta().await?);
         let is_kept = |at: &Attachment| at.asked.as_ref().is_some_and(|asked| asked.keeper == here.id);
         // A caller that waits at another server has made that one the keeper.
-        if attachment(record, node_id).is_none_or(|at| !at.uncalled || !is_kept(at)) {
+        // The call may have been made since a backup.
+        let may_be_there = |at: &Attachment| !at.uncalled || is_of_backup(at, meta.value.generation);
+        if attachment(record, node_id).is_none_or(|at| may_be_there(at) || !is_kept(at)) {
             return Ok(true);
         }
         let mut after = record.clone();
@@ -380,7 +388,7 @@ impl Cluster {
         let mut after = record.clone();
         match ask.forget {
             true => forget(&mut after, &ask.node_id),
-            false => detach(&mut after, &ask.node_id),
+            false => detach(&mut after, &ask.node_id, meta.value.generation),
         }
         let swapped = self.swap_granting(&record, after, guards).await?;
         if swapped.is_some() {
@@ -426,12 +434,16 @@ fn error_of(at: Option<&Attachment>) -> Option<String> {
     at.and_then(|at| at.asked.as_ref()).and_then(|asked| asked.error.clone())
 }
 
-/// Returns the error of a detach that the plugin refuses. `None`: it does not.
+/// Returns the error of a call that the plugin refuses. `None`: it does not.
 fn blocked(record: &Record, node_id: &str) -> Option<ServerError> {
     let at = attachment(record, node_id)?;
     let Blocked { reason } = at.asked.as_ref()?.blocked.as_ref()?;
-    let text = format!("{} is not detached from {node_id}: {reason}", record.name);
-    Some(Error::new(Kind::PluginError, text).with(|details| details.step = Some(Step::Detach)).into())
+    let (what, step) = match at.leg {
+        Leg::Making => ("attached to", Step::Attach),
+        Leg::Absent | Leg::Present | Leg::Removing => ("detached from", Step::Detach),
+    };
+    let text = format!("{} is not {what} {node_id}: {reason}", record.name);
+    Some(Error::new(Kind::PluginError, text).with(|details| details.step = Some(step)).into())
 }
 
 /// Returns the error of an attachment that another identity has made.

@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use csi_proto::cluster::v1::Finding;
 use csid::store::registry::{Claim, ClaimState, Registry, VolumeName};
+use csid::store::rows::Leg;
 use csid::volume::rules;
 use csid_etcd::{RowKey, Rows, Walked, WalkedVolume};
 use serde::de::DeserializeOwned;
 
+use crate::by_call::half_done;
 use crate::cluster::Cluster;
 use crate::excluded::waits_for_word;
 use crate::failure::Result;
@@ -40,6 +42,8 @@ struct Seen {
     driven: Vec<(VolumeName, String, String)>,
     /// The nodes that have said all that they hold after a restore of etcd, with the generation.
     heard: HashSet<(String, u64)>,
+    /// The cluster's generation.
+    generation: u64,
     /// The key of the cluster's row, and the generation in which it recovers. `None`: it does not.
     recovers: Option<(String, u64)>,
     findings: Vec<Finding>,
@@ -79,6 +83,7 @@ impl Seen {
         let is_readable = match key {
             RowKey::Meta => match serde_json::from_slice::<MetaRow>(value) {
                 Ok(row) => {
+                    self.generation = row.generation;
                     self.recovers = (row.mode == Mode::Recovering).then(|| (name.to_owned(), row.generation));
                     true
                 }
@@ -225,6 +230,15 @@ impl Seen {
                     format!("the volume is attached for node {}, which has no claim of it", attachment.node);
                 self.find("attachment-without-claim", volume.attachment(attachment), text);
             }
+        }
+        for at in half_done(record, self.generation) {
+            let node_id = at.node_id.as_deref().unwrap_or_default();
+            let what =
+                if at.leg == Leg::Making { "being attached" } else { "being detached after a failure" };
+            let text = format!(
+                "the backup has the volume as {what} by AttachVolume at {node_id}, and it may have been attached since: nothing detaches it without a word"
+            );
+            self.find("attachment-of-backup", volume.attachment(at), text);
         }
         if let Some(driver) = &record.driver
             && !driver.server.is_empty()

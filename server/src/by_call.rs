@@ -9,6 +9,8 @@
 //! ```
 //!
 //! A volume with such an attachment has no claim, and one with a claim has no such attachment.
+//!
+//! An attachment of an earlier generation is of a backup: the volume may have been attached since. Without a word it stays as it is.
 
 use csid::store::registry::{AskedAttach, Attachment, Blocked, DrivenCall, DrivenRpc, Record, VolumeName};
 use csid::store::rows::Leg;
@@ -60,13 +62,27 @@ pub fn is_forgotten(at: &Attachment) -> bool {
     has(at, |asked| asked.forgotten)
 }
 
+/// Returns whether an attachment is of a backup of etcd, and nobody has ended it. It may have been made since the backup, so nothing undoes it.
+pub fn is_of_backup(at: &Attachment, generation: u64) -> bool {
+    has(at, |asked| asked.generation < generation && !asked.ended)
+}
+
+/// Returns the attachments that a backup of etcd has half done. The servers do not know what has become of them since.
+pub fn half_done(record: &Record, generation: u64) -> impl Iterator<Item = &Attachment> {
+    due_attachments(record).filter(move |at| is_of_backup(at, generation))
+}
+
 /// Returns the attachment with an ID, unless it was forgotten.
 pub fn meant<'a>(record: &'a Record, node_id: &str, id: &str) -> Option<&'a Attachment> {
     attachment(record, node_id).filter(|at| has(at, |asked| asked.id == id && !asked.forgotten))
 }
 
 /// Detaches for a caller or a fence. A call that has begun before makes no attachment of its own any more.
-pub fn detach(record: &mut Record, node_id: &str) {
+pub fn detach(record: &mut Record, node_id: &str, generation: u64) {
+    if attachment(record, node_id).is_some_and(|at| is_of_backup(at, generation)) {
+        // The call may have been made since the backup.
+        set_called(record, node_id);
+    }
     note_end(record, node_id);
     end(record, node_id);
 }
@@ -108,6 +124,15 @@ pub fn end(record: &mut Record, node_id: &str) {
     }
 }
 
+/// Has the attach made again that a backup has half done, or that the plugin has refused since.
+pub fn attach_again(record: &mut Record, node_id: &str) {
+    let Some(at) = attachment_mut(record, node_id) else { return };
+    (at.leg, at.uncalled) = (Leg::Making, false);
+    if let Some(asked) = &mut at.asked {
+        asked.blocked = None;
+    }
+}
+
 /// Removes the row of an attachment.
 pub fn remove(record: &mut Record, node_id: &str) {
     record.attachments.retain(|at| !at.is_by_call(node_id));
@@ -134,14 +159,19 @@ pub fn set_node(record: &mut Record, node_id: &str, node: &str) {
     }
 }
 
-/// Enters how a call has ended. `was_asked`: an earlier call may have had an effect. `is_ready`: volumes may be attached to the node.
-pub fn enter_end(
-    record: &mut Record,
-    node_id: &str,
-    action: ClaimAction,
-    of: &Ended,
-    (was_asked, is_ready): (bool, bool),
-) {
+/// What the end of a call is judged by.
+pub struct Judged {
+    /// Whether an earlier call may have had an effect.
+    pub was_asked: bool,
+    /// Whether volumes may be attached to the node.
+    pub is_ready: bool,
+    /// The cluster's.
+    pub generation: u64,
+}
+
+/// Enters how a call has ended.
+pub fn enter_end(record: &mut Record, node_id: &str, action: ClaimAction, of: &Ended, by: &Judged) {
+    let &Judged { was_asked, is_ready, generation } = by;
     let Some(at) = attachment_mut(record, node_id) else { return };
     if let Some(asked) = at.asked.as_mut().filter(|asked| asked.forgotten) {
         match (action, &of.outcome) {
@@ -153,17 +183,15 @@ pub fn enter_end(
         }
         return;
     }
-    let is_wanted = at.leg == Leg::Making && is_ready;
+    let is_of_backup = is_of_backup(at, generation);
+    let is_wanted = at.leg == Leg::Making && (is_ready || is_of_backup);
     if let Some(asked) = &mut at.asked {
         asked.error = of.error.as_ref().map(|error| error.message.clone());
     }
     if action != ClaimAction::Attach {
         match &of.outcome {
             ClaimOutcome::Done => remove(record, node_id),
-            ClaimOutcome::Hopeless(why) | ClaimOutcome::NotSent(Some(why)) => {
-                let blocked = Blocked { reason: why.clone() };
-                at.asked.iter_mut().for_each(|asked| asked.blocked = Some(blocked.clone()));
-            }
+            ClaimOutcome::Hopeless(why) | ClaimOutcome::NotSent(Some(why)) => set_blocked(at, why),
             ClaimOutcome::Unknown | ClaimOutcome::Again | ClaimOutcome::NotSent(None) => {}
         }
         return;
@@ -173,6 +201,10 @@ pub fn enter_end(
             at.leg = if is_wanted { Leg::Present } else { Leg::Removing };
             at.publish_context = of.context.clone().unwrap_or_default();
         }
+        ClaimOutcome::Hopeless(why) | ClaimOutcome::NotSent(Some(why)) if is_of_backup => {
+            set_blocked(at, why)
+        }
+        _ if is_of_backup => {}
         ClaimOutcome::NotSent(None) if is_wanted => at.uncalled = !was_asked,
         ClaimOutcome::NotSent(_) if !was_asked => remove(record, node_id),
         ClaimOutcome::Again if is_wanted => {}
@@ -181,13 +213,20 @@ pub fn enter_end(
     }
 }
 
+fn set_blocked(at: &mut Attachment, why: &str) {
+    if let Some(asked) = &mut at.asked {
+        asked.blocked = Some(Blocked { reason: why.to_owned() });
+    }
+}
+
 /// Enters that a call has no answer.
-pub fn enter_lost(record: &mut Record, call: &DrivenCall, host: &str) {
+pub fn enter_lost(record: &mut Record, call: &DrivenCall, host: &str, generation: u64) {
     let action = match call.rpc {
         DrivenRpc::Publish => ClaimAction::Attach,
         _ => ClaimAction::Detach,
     };
-    enter_end(record, &call.node_id, action, &Ended::lost(host), (true, true));
+    let judged = Judged { was_asked: true, is_ready: true, generation };
+    enter_end(record, &call.node_id, action, &Ended::lost(host), &judged);
 }
 
 #[cfg(test)]
@@ -210,7 +249,7 @@ mod tests {
         };
         record.registration = Some(rules::new_registration("operator/a", spec));
         let by_call = Some(rules::new_attach(&record, false, "", "").unwrap());
-        let asked = Some(AskedAttach { owner: "operator/a".into(), ..AskedAttach::default() });
+        let asked = Some(AskedAttach { owner: "operator/a".into(), generation: 1, ..AskedAttach::default() });
         let at = Attachment::new("n1", leg);
         record.attachments.push(Attachment { node_id: Some(ID.into()), uncalled, by_call, asked, ..at });
         record
@@ -218,6 +257,10 @@ mod tests {
 
     fn failed(outcome: ClaimOutcome) -> Ended {
         Ended::failed(outcome, Error::new(Kind::PluginError, "no"))
+    }
+
+    fn by(was_asked: bool, is_ready: bool) -> Judged {
+        Judged { was_asked, is_ready, generation: 1 }
     }
 
     fn done() -> Ended {
@@ -228,7 +271,7 @@ mod tests {
     /// Returns the leg after the end of an attach, whether no call was made, and whether the row is there.
     fn attached(leg: Leg, of: &Ended, was_asked: bool, is_ready: bool) -> (Leg, bool) {
         let mut record = record(leg, false);
-        enter_end(&mut record, ID, ClaimAction::Attach, of, (was_asked, is_ready));
+        enter_end(&mut record, ID, ClaimAction::Attach, of, &by(was_asked, is_ready));
         attachment(&record, ID).map_or((Leg::Absent, false), |at| (at.leg, at.uncalled))
     }
 
@@ -274,12 +317,12 @@ mod tests {
             (failed(ClaimOutcome::Hopeless("no".into())), true),
         ] {
             let mut record = record(Leg::Removing, false);
-            enter_end(&mut record, ID, ClaimAction::Detach, &of, (true, true));
+            enter_end(&mut record, ID, ClaimAction::Detach, &of, &by(true, true));
             let asked = attachment(&record, ID).unwrap().asked.clone().unwrap();
             assert_eq!((asked.blocked.is_some(), asked.error.as_deref()), (is_blocked, Some("no")));
             end(&mut record, ID);
             assert_eq!(attachment(&record, ID).unwrap().asked.as_ref().unwrap().blocked, None);
-            enter_end(&mut record, ID, ClaimAction::Detach, &done(), (true, true));
+            enter_end(&mut record, ID, ClaimAction::Detach, &done(), &by(true, true));
             assert_eq!(attachment(&record, ID), None);
         }
     }
@@ -290,7 +333,7 @@ mod tests {
         let mut record = record(Leg::Present, false);
         record.attachments[0].asked.as_mut().unwrap().call = "c".into();
         for _ in 0..2 {
-            detach(&mut record, ID);
+            detach(&mut record, ID, 1);
             assert_eq!(
                 (record.ended_attaches.number, &*record.ended_attaches.calls),
                 (1, &["c".to_owned()][..])
@@ -298,7 +341,7 @@ mod tests {
         }
         assert!(is_ended(attachment(&record, ID).unwrap()));
         // A failed attach that is undone was ended by nobody.
-        enter_end(&mut undone, ID, ClaimAction::Attach, &failed(ClaimOutcome::Unknown), (true, true));
+        enter_end(&mut undone, ID, ClaimAction::Attach, &failed(ClaimOutcome::Unknown), &by(true, true));
         assert!(undone.ended_attaches.is_none() && !is_ended(attachment(&undone, ID).unwrap()));
     }
 
@@ -320,12 +363,47 @@ mod tests {
         assert!(is_forgotten(attachment(&record, ID).unwrap()) && due_attachments(&record).next().is_none());
         assert_eq!(meant(&record, ID, ""), None, "it is detached as far as callers know");
         let mut gone = record.clone();
-        enter_end(&mut gone, ID, ClaimAction::Attach, &failed(ClaimOutcome::Unknown), (true, true));
+        enter_end(&mut gone, ID, ClaimAction::Attach, &failed(ClaimOutcome::Unknown), &by(true, true));
         assert!(is_forgotten(attachment(&gone, ID).unwrap()), "the call may run yet");
         remove_forgotten(&mut gone);
         assert!(gone.attachments.is_empty());
         // The plugin has attached it since.
-        enter_end(&mut record, ID, ClaimAction::Attach, &done(), (true, true));
+        enter_end(&mut record, ID, ClaimAction::Attach, &done(), &by(true, true));
         assert_eq!(due_attachments(&record).count(), 1);
+    }
+
+    #[test]
+    fn attach_of_a_backup_is_undone_by_a_word_alone() {
+        let in_two = |is_ready| Judged { was_asked: false, is_ready, generation: 2 };
+        let refused = || failed(ClaimOutcome::Hopeless("no".into()));
+        for (of, is_blocked) in [
+            (refused(), true),
+            (failed(ClaimOutcome::NotSent(Some("no".into()))), true),
+            (failed(ClaimOutcome::NotSent(None)), false),
+            (failed(ClaimOutcome::Unknown), false),
+            (failed(ClaimOutcome::Again), false),
+        ] {
+            for (leg, is_ready) in [(Leg::Making, true), (Leg::Making, false), (Leg::Removing, true)] {
+                let mut record = record(leg, false);
+                enter_end(&mut record, ID, ClaimAction::Attach, &of, &in_two(is_ready));
+                let at = attachment(&record, ID).expect("it is removed");
+                assert_eq!((at.leg, at.uncalled), (leg, false), "{:?}", of.outcome);
+                assert_eq!(at.asked.as_ref().unwrap().blocked.is_some(), is_blocked);
+                assert_eq!((half_done(&record, 2).count(), half_done(&record, 1).count()), (1, 0));
+                attach_again(&mut record, ID);
+                let at = attachment(&record, ID).unwrap();
+                assert_eq!((at.leg, at.asked.as_ref().unwrap().blocked.as_ref()), (Leg::Making, None));
+            }
+        }
+        let mut record_of = record(Leg::Making, false);
+        enter_end(&mut record_of, ID, ClaimAction::Attach, &done(), &in_two(false));
+        assert_eq!(attachment(&record_of, ID).unwrap().leg, Leg::Present);
+        // The call may have been made since the backup, which says that none was.
+        let mut uncalled = record(Leg::Making, true);
+        detach(&mut uncalled, ID, 2);
+        assert_eq!(attachment(&uncalled, ID).map(|at| (at.leg, at.uncalled)), Some((Leg::Removing, false)));
+        assert_eq!(half_done(&uncalled, 2).count(), 0, "its caller has ended it");
+        enter_end(&mut uncalled, ID, ClaimAction::Attach, &refused(), &in_two(true));
+        assert_eq!(attachment(&uncalled, ID).unwrap().leg, Leg::Removing);
     }
 }

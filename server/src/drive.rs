@@ -276,6 +276,7 @@ impl Driving {
         let record = self.cluster.registry.record(name.clone()).await?;
         memory.seen = record.revision;
         let guards = vec![meta_guard(&meta), here.guard()];
+        let generation = meta.value.generation;
         if !record.queue.is_empty() {
             // It takes no controller, so any server does it.
             let mut guards = guards.clone();
@@ -292,7 +293,9 @@ impl Driving {
         }
         match &record.driver {
             // A task of this server has ended without an outcome.
-            Some(driver) if driver.server == here.id => return self.give_up(&record, guards).await,
+            Some(driver) if driver.server == here.id => {
+                return self.give_up(&record, guards, generation).await;
+            }
             Some(driver) if !driver.server.is_empty() => {
                 let key = RowKey::Server(driver.server.clone());
                 if self.cluster.rows.read(&key).await?.is_some() {
@@ -300,7 +303,7 @@ impl Driving {
                 }
                 tracing::warn!(volume = %name, server = driver.server, "a server that acted for a volume is gone");
                 let gone = Guard { key, is: Expected::Absent };
-                return self.give_up(&record, [guards, vec![gone]].concat()).await;
+                return self.give_up(&record, [guards, vec![gone]].concat(), generation).await;
             }
             _ => {}
         }
@@ -325,7 +328,7 @@ impl Driving {
         }
         if due_attachments(&record).next().is_some() {
             // The volume has no claims.
-            return self.turn_of_attachments(&record, memory, guards, of_volume).await;
+            return self.turn_of_attachments(&record, memory, guards, (of_volume, generation)).await;
         }
         let hosts = self.cluster.hosts(&record, self.sessions.controllers(&record.volume.plugin));
         let Next { host, may_run } = self.choose(&record, &hosts, memory);
@@ -472,11 +475,11 @@ impl Driving {
     }
 
     /// Writes that a call has no answer. Any server may go on.
-    async fn give_up(&self, record: &Record, mut guards: Vec<Guard>) -> Result<Turn> {
+    async fn give_up(&self, record: &Record, mut guards: Vec<Guard>, generation: u64) -> Result<Turn> {
         let Some(driver) = record.driver.clone() else { return Ok(Turn::Again) };
         let mut after = record.clone();
         if let Some(call) = driver.call.as_ref().filter(|call| !call.node_id.is_empty()) {
-            enter_lost(&mut after, call, &driver.host);
+            enter_lost(&mut after, call, &driver.host, generation);
             if let (DrivenRpc::Publish, Some(error)) = (call.rpc, Ended::lost(&driver.host).error) {
                 self.cluster.note_failure(&failure_name(&record.name, &call.node_id), error);
             }

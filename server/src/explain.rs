@@ -13,7 +13,7 @@ use csid::store::rows::Leg;
 use csid::volume::rules::{self, ClaimRefusal};
 use csid_etcd::{ClaimInList, RowKey};
 
-use crate::by_call::is_forgotten;
+use crate::by_call::{is_forgotten, is_of_backup};
 use crate::cluster::Cluster;
 use crate::excluded::{excluding, waits_for_word};
 use crate::failure::Result;
@@ -82,6 +82,7 @@ impl Cluster {
             let text = format!("{} by the plugin's controller{why}", rpc_name(rpc));
             WaitExplained { kind: word(rpc).to_owned(), text, ..WaitExplained::default() }
         });
+        let generation = self.meta().await?.value.generation;
         let attachments: Vec<AttachmentExplained> = record
             .attachments
             .iter()
@@ -89,7 +90,7 @@ impl Cluster {
                 let is_of = |row: &&AttachmentRow| at.is_by_call(&row.node_id);
                 let row = volume.attachments.iter().find(is_of);
                 let why = row.map(|row| row.error.as_str()).unwrap_or_default();
-                attachment(record, at, has_controller, why)
+                attachment(record, at, has_controller, (why, generation))
             })
             .collect();
         let acting = acting.filter(|of| of != &Acting::default());
@@ -267,7 +268,12 @@ fn wait_of(record: &Record, claim: &Claim, has_controller: bool, error: &str) ->
 }
 
 /// Returns an attachment as it is explained. `why`: why one by AttachVolume does not go on, as the caller may see it.
-fn attachment(record: &Record, at: &Attachment, has_controller: bool, why: &str) -> AttachmentExplained {
+fn attachment(
+    record: &Record,
+    at: &Attachment,
+    has_controller: bool,
+    why: (&str, u64),
+) -> AttachmentExplained {
     let by_call = at.by_call.as_ref().and(at.node_id.as_deref());
     let consumers = record.claims.iter().filter(|claim| claim.node == at.node);
     AttachmentExplained {
@@ -279,13 +285,13 @@ fn attachment(record: &Record, at: &Attachment, has_controller: bool, why: &str)
     }
 }
 
-/// Returns what an attachment by AttachVolume waits for. `None`: nothing.
+/// Returns what an attachment by AttachVolume waits for. `why`: its last error. `generation`: the cluster's. `None`: it waits for nothing.
 fn wait_of_call(
     record: &Record,
     at: &Attachment,
     node_id: &str,
     has_controller: bool,
-    why: &str,
+    (why, generation): (&str, u64),
 ) -> Option<WaitExplained> {
     let why = if why.is_empty() { String::new() } else { format!(" ({why})") };
     let is_blocked = at.asked.as_ref().is_some_and(|asked| asked.blocked.is_some());
@@ -294,7 +300,14 @@ fn wait_of_call(
         _ if is_forgotten(at) => {
             ("detach", format!("the end of a controller's call, which may attach the volume to {node_id}"))
         }
+        Leg::Making if is_blocked => {
+            ("parked", format!("an operator, for the plugin refuses the attach{why}"))
+        }
         _ if is_blocked => ("parked", format!("an operator, for the plugin refuses the detach{why}")),
+        Leg::Removing if is_of_backup(at, generation) => {
+            let text = format!("an operator, for a backup of etcd has the failed attach to {node_id}");
+            ("parked", format!("{text}, and the volume may have been attached since"))
+        }
         _ if record.driver.is_none() && !has_controller => {
             ("controller", format!("a host with the controller of plugin {}{why}", record.volume.plugin))
         }

@@ -1,6 +1,6 @@
 //! The claims of a fenced node end, and what AttachVolume has attached to it. An operator says that the node's machine is off, so nothing there uses a volume any more.
 
-use csi_proto::cluster::v1::FenceLeft;
+use csi_proto::cluster::v1::AttachmentName;
 use csi_proto::identity::Identity;
 use csid::store::registry::{Attachment, ClaimState, Record, Registry, VolumeName};
 use csid::store::rows::Leg;
@@ -27,7 +27,7 @@ const LEFT: usize = 64;
 pub struct LeftAttached {
     pub count: u64,
     /// The first ones.
-    pub first: Vec<FenceLeft>,
+    pub first: Vec<AttachmentName>,
 }
 
 impl Cluster {
@@ -65,7 +65,7 @@ impl Cluster {
                 left.count += 1;
                 if left.first.len() < LEFT {
                     let VolumeName { namespace, volume } = record.name.clone();
-                    left.first.push(FenceLeft {
+                    left.first.push(AttachmentName {
                         namespace,
                         volume,
                         node_id: at.node_id.clone().unwrap_or_default(),
@@ -148,7 +148,7 @@ impl Cluster {
             let record = self.registry.record(name.clone()).await?;
             let mut after = record.clone();
             for at in attachments(&record).filter(|at| is_to_end(&record, at, node, &row.value)) {
-                detach(&mut after, at.node_id.as_deref().unwrap_or_default());
+                detach(&mut after, at.node_id.as_deref().unwrap_or_default(), meta.value.generation);
             }
             if after == record {
                 return Ok(false);

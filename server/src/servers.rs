@@ -1,13 +1,18 @@
 //! The servers that run, as operators see them.
 
-use csi_proto::cluster::v1::{ServerRow as Shown, ServerRows};
+use csi_proto::cluster::v1::{AttachmentName, ServerRow as Shown, ServerRows};
+use csid::store::registry::{Attachment, Record};
 use csid_etcd::{RowKey, Rows};
 
+use crate::by_call::half_done;
 use crate::cluster::Cluster;
 use crate::failure::Result;
 use crate::heard::Missing;
 use crate::nodes::SERVERS;
 use crate::rows::{self, Mode, Read, ServerRow};
+
+/// The most attachments of a backup that a list names.
+const HALF_DONE: usize = 64;
 
 impl Cluster {
     /// Returns the servers that run, by their names.
@@ -26,6 +31,7 @@ impl Cluster {
                 Mode::Recovering => self.missing(meta.generation).await?,
                 Mode::Normal | Mode::Restored => Missing::default(),
             };
+            let half_done = self.half_done(meta.generation).await?;
             servers.sort_by(|a, b| (&a.name, &a.id).cmp(&(&b.name, &b.id)));
             Ok(ServerRows {
                 servers,
@@ -39,9 +45,26 @@ impl Cluster {
                 by,
                 since_usec,
                 refused: missing.refused,
+                half_done,
             })
         })
         .await
+    }
+
+    /// Returns the first attachments by AttachVolume that a backup has half done.
+    async fn half_done(&self, generation: u64) -> Result<Vec<AttachmentName>> {
+        let records = self.registry.attached_by_call(|record| half_done(record, generation).next().is_some());
+        let name = |record: &Record, at: &Attachment| AttachmentName {
+            namespace: record.name.namespace.clone(),
+            volume: record.name.volume.clone(),
+            node_id: at.node_id.clone().unwrap_or_default(),
+        };
+        let mut names = Vec::new();
+        for record in records.await? {
+            names.extend(half_done(&record, generation).map(|at| name(&record, at)));
+        }
+        names.truncate(HALF_DONE);
+        Ok(names)
     }
 
     fn shown(&self, id: &str, row: Read<ServerRow>) -> Shown {

@@ -116,6 +116,17 @@ impl Cluster {
                 let text = "claims that it holds were not brought back after a restore of etcd".to_owned();
                 attention.push(about("held-claim-refused", &of.node, text));
             }
+            for of in &servers.half_done {
+                let text = format!(
+                    "a backup of etcd has the attach to {} half done, and nothing detaches it without a word",
+                    cut(&of.node_id, TEXT)
+                );
+                attention.push(about(
+                    "attachment-of-backup",
+                    &format!("{}/{}", of.namespace, of.volume),
+                    text,
+                ));
+            }
             attention.sort_by(|a, b| (&a.name, &a.kind).cmp(&(&b.name, &b.kind)));
             let (records, _) = self.registry.restless().await?;
             let work = work_of(&records);

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use csi_proto::cluster::v1::admin_client::AdminClient;
 use csi_proto::cluster::v1::node_change::Change;
 use csi_proto::cluster::v1::{
-    Accept, Block, BlockAsk, DrainAsk, FenceAsk, FenceLeft, ForgetAsk, Machine, NodeAsk, NodeChange, NodeRow,
-    NodesAsk, UndrainAsk,
+    Accept, AttachmentName, Block, BlockAsk, DrainAsk, FenceAsk, ForgetAsk, Machine, NodeAsk, NodeChange,
+    NodeRow, NodesAsk, UndrainAsk,
 };
 
 use super::common::{confirmed_by, pairs};
@@ -181,7 +181,7 @@ async fn fence(servers: &Servers, args: args::Fence, json: bool, tried: &mut Tri
             row.claims
         );
     }
-    let volume = |of: &FenceLeft| format!("{}/{}", of.namespace, of.volume);
+    let volume = |of: &AttachmentName| format!("{}/{}", of.namespace, of.volume);
     for (volume, node_id) in row.left.iter().map(|of| (volume(of), of.node_id.clone())) {
         let text = format!(
             "volume {volume} is still attached to {node_id}: nobody has accepted this name of node {node}"

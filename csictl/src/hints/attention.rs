@@ -89,6 +89,11 @@ fn next(of: &Attention) -> String {
             let (namespace, volume) = of.name.split_once('/').unwrap_or_default();
             format!("`csictl --operator explain {} {}`", quoted(namespace), quoted(volume))
         }
+        "attachment-of-backup" => {
+            let (namespace, volume) = of.name.split_once('/').unwrap_or_default();
+            let volume = format!("{} {}", quoted(namespace), quoted(volume));
+            format!("repeat the AttachVolume, or `csictl --operator volume detach {volume} NODE`")
+        }
         // A server of a later version knows more.
         _ => String::new(),
     }
@@ -125,6 +130,7 @@ mod tests {
                 of("node-ahead-of-etcd", "n4"),
                 of("held-claim-refused", "n5"),
                 of("parked", "prod/db"),
+                of("attachment-of-backup", "prod/db"),
                 of("of a later version", "x"),
             ],
             ..ClusterStatus::default()
@@ -140,6 +146,7 @@ mod tests {
             "node-ahead-of-etcd",
             "held-claim-refused",
             "parked",
+            "attachment-of-backup",
             "of a later version",
         ];
         assert_eq!(kinds, due);
@@ -152,7 +159,8 @@ mod tests {
         assert!(found[5].next.contains("csictl server restored"), "{found:?}");
         assert!(found[6].next.contains("csictl server resume"), "{found:?}");
         assert_eq!(found[7].next, "`csictl --operator explain prod db`");
-        assert!(found[..8].iter().all(|due| !due.next.is_empty()), "{found:?}");
+        assert!(found[8].next.contains("`csictl --operator volume detach prod db NODE`"), "{found:?}");
+        assert!(found[..9].iter().all(|due| !due.next.is_empty()), "{found:?}");
     }
 
     #[test]

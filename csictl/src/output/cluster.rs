@@ -8,6 +8,7 @@ use csid_client::Cluster;
 use serde_json::{Value, json};
 
 use super::text::{facts, plain, seconds, table, timestamp};
+use crate::shell::quoted;
 
 /// The most nodes that a note names.
 const SHOWN: usize = 16;
@@ -400,6 +401,17 @@ pub fn notes_of_servers(rows: &ServerRows) -> Vec<String> {
             plain(&rows.cause)
         ));
     }
+    if let Some(of) = rows.half_done.first() {
+        let volumes =
+            rows.half_done.iter().map(|of| format!("{}/{} at {}", of.namespace, of.volume, of.node_id));
+        notes.push(format!(
+            "The backup has these attachments of AttachVolume half done, and nothing detaches them without a word: {}. Next: repeat the AttachVolume, or csictl --operator volume detach {} {} {}",
+            named(volumes.collect::<Vec<_>>().iter()),
+            quoted(&of.namespace),
+            quoted(&of.volume),
+            quoted(&of.node_id)
+        ));
+    }
     if rows.mode != "recovering" {
         return notes;
     }
@@ -445,6 +457,9 @@ pub fn servers_json(rows: &ServerRows) -> Value {
         "refused": rows.refused.iter().map(|of| {
             json!({ "node": of.node, "count": of.count, "more": of.more, "revision": of.revision })
         }).collect::<Vec<_>>(),
+        "half-done": rows.half_done.iter().map(|of| {
+            json!({ "namespace": of.namespace, "volume": of.volume, "node-id": of.node_id })
+        }).collect::<Vec<_>>(),
         "cause": rows.cause,
         "by": rows.by,
         "since-usec": rows.since_usec,
@@ -467,7 +482,7 @@ pub fn finding_json(of: &Finding) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use csi_proto::cluster::v1::{Block, DrainLeft, NodeSession, RefusedClaims};
+    use csi_proto::cluster::v1::{AttachmentName, Block, DrainLeft, NodeSession, RefusedClaims};
 
     use super::*;
 
@@ -604,5 +619,11 @@ grants-differ  /csid/v1/server/\u{fffd}x  it";
             notes.len() == 5 && notes[3].contains("hold: n1") && notes[4].contains("back: n2"),
             "{notes:?}"
         );
+        let (namespace, volume, node_id) = ("prod".into(), "db".into(), "i 1".into());
+        let half_done = vec![AttachmentName { namespace, volume, node_id }];
+        let rows = ServerRows { half_done, ..ServerRows::default() };
+        let due = "csictl --operator volume detach prod db 'i 1'";
+        assert!(notes_of_servers(&rows).last().unwrap().ends_with(due));
+        assert_eq!(servers_json(&rows)["half-done"][0]["node-id"], "i 1");
     }
 }

@@ -311,10 +311,13 @@ pub struct AskedAttach {
     pub call: String,
     /// The ID of the server that was asked last. While no call was made, that server judges whether the caller still waits.
     pub keeper: String,
+    /// The cluster's generation when it was asked for. An earlier one: the row is of a backup of etcd, and may lack what was done since.
+    #[serde(default)]
+    pub generation: u64,
     /// Why the last call has failed. `None`: it has not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// The plugin refuses the detach. It is tried again seldom, or when a caller asks. `None`: it does not.
+    /// The plugin refuses the detach, or an attach of a backup. It is tried again seldom, or when a caller asks. `None`: it does not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blocked: Option<Blocked>,
     /// Whether DetachVolume or a fence has ended it. `false`: it is wanted, or a failed attach is undone.

@@ -5,15 +5,17 @@ use std::time::{Duration, Instant};
 use csi_proto::cluster::v1::call_ended::How;
 use csi_proto::cluster::v1::resume_ask::Step;
 use csi_proto::cluster::v1::{
-    Answer, Attaches, BlockAsk, ChangeAsk, ClaimAsk, CreateAsk, DetachAsk, DrainAsk, FenceAsk, HeldClaim,
-    HeldClaims, Hello, NodeAsk, NodeChange, PluginReport, RefusedClaim, ReleaseAsk, RestoredAsk, ResumeAsk,
-    ServerRows, ServersAsk, Spec, Use, VolumeAsk, Welcome, change_ask::What, node_change::Change,
+    Answer, Attaches, AuditAsk, BlockAsk, CallClass, ChangeAsk, ClaimAsk, CreateAsk, DetachAsk, DrainAsk,
+    FenceAsk, HeldClaim, HeldClaims, Hello, NodeAsk, NodeChange, PluginReport, RefusedClaim, ReleaseAsk,
+    RestoredAsk, ResumeAsk, ServerRows, ServersAsk, Spec, Use, VolumeAsk, Welcome, change_ask::What,
+    node_change::Change,
 };
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 use serde_json::{Value, json};
+use tokio::task::JoinHandle;
 
-use crate::attach::{Controller, attached, claiming, head, row, user, user_named};
+use crate::attach::{Controller, attached, claiming, failed, head, is_publish, row, user, user_named};
 use crate::by_call::{ask, at, attach_ask, attaching, detach_ask, detaching};
 use crate::creations::{create, created, creating, deleting, is_delete, registration};
 use crate::operators::{csictl, operator};
@@ -1492,4 +1494,103 @@ async fn attachment_by_call_stays_until_it_is_detached() {
     controller.end(&call, How::Answer(Answer::default())).await;
     detach.await.unwrap().unwrap();
     assert!(at(&site, "data", "id of n1").await.is_empty());
+}
+
+/// Returns what an audit finds of attachments by AttachVolume that the backup has half done.
+async fn half_done(site: &Site) -> Vec<String> {
+    let mut found = site.admin(0, "all").audit(AuditAsk {}).await.unwrap().into_inner();
+    let mut texts = Vec::new();
+    while let Some(finding) = found.message().await.unwrap() {
+        if finding.kind == "attachment-of-backup" {
+            texts.push(finding.text);
+        }
+    }
+    texts
+}
+
+/// The call had an answer after the backup, and the volume is mounted.
+#[tokio::test]
+async fn attach_of_a_backup_is_not_undone() {
+    let site = Site::start(1).await;
+    site.register("data", "single-node-writer").await;
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    let ask = attach_ask("data", "x");
+    let attach = attaching(&site.operator(0, "attaches"), ask.clone());
+    let lost = controller.called().await;
+    assert!(half_done(&site).await.is_empty());
+    restored(&site, 0, 1).await.unwrap();
+    attach.abort();
+    controller.join_again(0).await;
+    hold(&controller.node, 0, page(&controller.node, 2, vec![], true)).await.unwrap();
+    assert_eq!(half_done(&site).await.len(), 1);
+    let rows = servers(&site, 0).await;
+    let [of] = rows.half_done.as_slice() else { panic!("{rows:?}") };
+    assert_eq!((of.namespace.as_str(), of.volume.as_str(), of.node_id.as_str()), ("default", "data", "x"));
+    resumed(&site, 2).await;
+    assert_eq!(servers(&site, 0).await.half_done.len(), 1, "the answer to the resume names it");
+    controller.join_again(0).await;
+    // It is made again, and the plugin refuses that.
+    let again = controller.called_within(Duration::from_secs(40)).await;
+    assert!(is_publish(&again) && again.epoch > lost.epoch, "{again:?}");
+    controller.end(&again, failed(CallClass::Refused)).await;
+    assert!(!controller.is_called(Duration::from_secs(8)).await, "it is undone, or called again at once");
+    assert!(at(&site, "data", "x").await.contains("\"leg\":\"making\""));
+    // The caller repeats the call, and hears why it does not succeed.
+    let attach = attaching(&site.operator(0, "attaches"), ask.clone());
+    let again = controller.called().await;
+    assert!(is_publish(&again), "{again:?}");
+    controller.end(&again, failed(CallClass::Refused)).await;
+    let refused = attach.await.unwrap().unwrap_err();
+    assert!(refused.kind == "PluginError" && refused.message.contains("no such disk"), "{refused:?}");
+    assert!(at(&site, "data", "x").await.contains("\"leg\":\"making\""));
+    // A word of its caller ends it.
+    let detach = detaching(&site.operator(0, "attaches"), detach_ask("data", "x"));
+    let call = controller.called().await;
+    assert!(!is_publish(&call), "{call:?}");
+    controller.end(&call, How::Answer(Answer::default())).await;
+    detach.await.unwrap().unwrap();
+    assert!(at(&site, "data", "x").await.is_empty() && half_done(&site).await.is_empty());
+}
+
+/// The caller has made the attach again after the backup, and the volume is mounted.
+#[tokio::test]
+async fn undo_of_a_backup_waits_for_a_word() {
+    let site = Site::start(1).await;
+    for volume in ["data", "more"] {
+        site.register(volume, "single-node-writer").await;
+    }
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    let mut attaches = Vec::new();
+    for volume in ["data", "more"] {
+        attaches.push(attaching(&site.operator(0, "attaches"), attach_ask(volume, "x")));
+        let call = controller.called().await;
+        controller.end(&call, failed(CallClass::Refused)).await;
+        let undo = controller.called().await;
+        assert!(!is_publish(&undo), "{undo:?}");
+    }
+    restored(&site, 0, 1).await.unwrap();
+    attaches.iter().for_each(JoinHandle::abort);
+    controller.join_again(0).await;
+    hold(&controller.node, 0, page(&controller.node, 2, vec![], true)).await.unwrap();
+    assert_eq!(servers(&site, 0).await.half_done.len(), 2);
+    resumed(&site, 2).await;
+    controller.join_again(0).await;
+    assert!(!controller.is_called(Duration::from_secs(10)).await, "it is detached without a word");
+    let explain = VolumeAsk { namespace: String::new(), volume: "data".into() };
+    let of = site.operator(0, "all").explain(explain).await.unwrap().into_inner();
+    let wait = of.attachments[0].wait.as_ref().unwrap();
+    assert!(wait.kind == "parked" && wait.text.contains("backup"), "{wait:?}");
+    // An attach is the word that the volume is wanted. It is called for, and nothing is detached before.
+    let attach = attaching(&site.operator(0, "attaches"), attach_ask("data", "x"));
+    let call = controller.called().await;
+    assert!(is_publish(&call), "{call:?}");
+    controller.end(&call, attached("/dev/x")).await;
+    attach.await.unwrap().unwrap();
+    let detach = detaching(&site.operator(0, "attaches"), detach_ask("more", "x"));
+    let call = controller.called().await;
+    assert!(!is_publish(&call), "{call:?}");
+    controller.end(&call, How::Answer(Answer::default())).await;
+    detach.await.unwrap().unwrap();
+    assert!(at(&site, "more", "x").await.is_empty() && half_done(&site).await.is_empty());
+    assert!(at(&site, "data", "x").await.contains("\"leg\":\"present\""));
 }
