@@ -635,7 +635,10 @@ fn accepted(node: &str, present: &Read<NodeRow>, accept: &Accept) -> Result<Opti
     if row.state == NodeState::Fenced && is_own {
         return Err(is_in_state(node, row.state));
     }
-    let has_other_name = row.plugins.values().any(|plugin| plugin.other_node_id.is_some());
+    // An operator who names plugins has looked at these alone.
+    let is_meant = |plugin: &str| accept.names.is_empty() || accept.names.contains_key(plugin);
+    let mut waiting = row.plugins.iter().filter(|(_, of)| of.other_node_id.is_some());
+    let has_other_name = waiting.any(|(plugin, _)| is_meant(plugin));
     let is_ahead = row.ahead.as_ref().is_some_and(|ahead| !ahead.accepted);
     let forgets = accept.forget && is_own && is_ahead;
     let has_names = accept.names.iter().all(|(plugin, name)| row.accepted_ids.get(plugin) == Some(name));
@@ -675,7 +678,8 @@ fn accepted(node: &str, present: &Read<NodeRow>, accept: &Accept) -> Result<Opti
         if forgets && let Some(ahead) = &mut after.ahead {
             ahead.accepted = true;
         }
-        for (plugin, of) in after.plugins.iter_mut().filter(|_| !accept.forget) {
+        for (plugin, of) in after.plugins.iter_mut().filter(|(plugin, _)| !accept.forget && is_meant(plugin))
+        {
             if let Some(id) = of.other_node_id.take() {
                 after.node_ids.insert(plugin.clone(), id.clone());
                 after.accepted_ids.insert(plugin.clone(), id.clone());
@@ -829,6 +833,24 @@ mod tests {
                 "{of:?}"
             );
         }
+    }
+
+    #[test]
+    fn acceptance_of_a_name_is_of_its_plugin_alone() {
+        let mut present = row(NodeState::Ready);
+        for (plugin, name) in [("p", "i-1"), ("q", "i-9")] {
+            present.value.plugins.entry(plugin.into()).or_default().other_node_id = Some(name.into());
+        }
+        let named = Accept { names: [("p".into(), "i-1".into())].into(), ..accept(1, 7) };
+        let after = accepted("n", &present, &named).unwrap().unwrap();
+        assert_eq!((after.accepted_ids["p"].as_str(), after.accepted_ids.len()), ("i-1", 1));
+        assert_eq!(after.node_ids.get("q"), None);
+        let of = &after.plugins["q"];
+        assert_eq!((of.node_id.as_deref(), of.other_node_id.as_deref()), (None, Some("i-9")));
+        let after = Read { value: after, revision: 8 };
+        assert!(accepted("n", &after, &Accept { revision: 8, ..named }).unwrap().is_none());
+        let all = accepted("n", &after, &accept(1, 8)).unwrap().unwrap();
+        assert_eq!(all.accepted_ids["q"], "i-9");
     }
 
     #[test]
