@@ -15,7 +15,7 @@ use crate::controllers::plugin_guard;
 use crate::excluded::left_attached;
 use crate::failure::Result;
 use crate::records::{TRIES, busy, stepped};
-use crate::rows::{NodeRow, Read};
+use crate::rows::{NodeRow, NodeState, Read};
 
 /// Claims that are read together.
 const CLAIMS: usize = 500;
@@ -163,9 +163,17 @@ impl Cluster {
         Err(busy(name))
     }
 
-    /// Returns the number of volumes that AttachVolume has attached to a node, by any name that the node has reported.
+    /// Returns the number of volumes that AttachVolume has attached to a node, by any name that the node has reported. A blocked node may have
+    /// lied: its accepted names alone count.
     pub async fn attached_to(&self, node: &str, row: &NodeRow) -> Result<usize> {
-        Ok(self.attached_where(|record| is_at_any(record, node, row)).await?.len())
+        let counts = |record: &Record, at: &Attachment| match row.state {
+            NodeState::Blocked => is_to_end(record, at, node, row),
+            NodeState::Ready | NodeState::Draining | NodeState::Fenced => {
+                at.leg != Leg::Removing && is_at(record, at, node, row)
+            }
+        };
+        let is_wanted = |record: &Record| attachments(record).any(|at| counts(record, at));
+        Ok(self.attached_where(is_wanted).await?.len())
     }
 
     /// Returns the volumes that AttachVolume has attached and that are as is wanted.
@@ -220,8 +228,4 @@ fn is_at(record: &Record, at: &Attachment, node: &str, row: &NodeRow) -> bool {
 /// Returns whether an attachment is to a node, or under a name that was accepted for it. The row of the attachment may have another node.
 fn may_be_at(record: &Record, at: &Attachment, node: &str, row: &NodeRow) -> bool {
     is_at(record, at, node, row) || is_accepted(record, at, row)
-}
-
-fn is_at_any(record: &Record, node: &str, row: &NodeRow) -> bool {
-    attachments(record).any(|at| at.leg != Leg::Removing && is_at(record, at, node, row))
 }

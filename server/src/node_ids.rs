@@ -8,7 +8,7 @@ use csid_etcd::{RowKey, Rows};
 
 use crate::cluster::{Cluster, NodeIds};
 use crate::failure::Result;
-use crate::rows::{self, NodeRow, Read};
+use crate::rows::{self, NodeRow, NodeState, Read};
 
 /// Nodes that are read together.
 const NODES: i64 = 100;
@@ -58,8 +58,10 @@ impl Cluster {
 }
 
 /// Returns the names of a node: those that it reports, and those that were accepted for it. An accepted one stays when its plugin is gone, and
-/// a fence goes by it.
+/// a fence goes by it. A blocked node may have lied, so what it has reported is no name.
 fn names_of(row: NodeRow) -> BTreeSet<(String, String)> {
-    let reported = row.plugins.into_iter().filter_map(|(plugin, of)| Some((plugin, of.node_id?)));
+    let is_believed = row.state != NodeState::Blocked;
+    let reported = row.plugins.into_iter().filter(|_| is_believed);
+    let reported = reported.filter_map(|(plugin, of)| Some((plugin, of.node_id?)));
     reported.chain(row.accepted_ids).collect()
 }

@@ -272,7 +272,7 @@ impl Cluster {
     /// Removes the row of a node that has nothing. It is granted nothing while it drains or is fenced, so the count is the last one.
     async fn try_forget(&self, caller: &Identity, node: &str, present: &Read<NodeRow>) -> Result<Tried> {
         let busy = |text: String| Err(Error::new(Kind::Busy, text).into());
-        if !matches!(present.value.state, NodeState::Draining | NodeState::Fenced) {
+        if present.value.state != NodeState::Draining && !present.value.is_fenced() {
             let state = present.value.state.word();
             return busy(format!("node {node} is {state}, and a node that is forgotten drains or is fenced"));
         }

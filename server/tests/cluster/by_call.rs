@@ -7,8 +7,8 @@ use csi_proto::cluster::v1::change_ask::What;
 use csi_proto::cluster::v1::controller_call::Method;
 use csi_proto::cluster::v1::node_change::Change;
 use csi_proto::cluster::v1::{
-    Accept, Answer, AttachAsk, AttachmentRow, AuditAsk, CallClass, ChangeAsk, ClaimAsk, DetachAsk, DrainAsk,
-    ForgetAsk, Machine, NodeRow, PluginReport, UndrainAsk, UpgradeAsk, VolumeAsk, VolumeRow,
+    Accept, Answer, AttachAsk, AttachmentRow, AuditAsk, BlockAsk, CallClass, ChangeAsk, ClaimAsk, DetachAsk,
+    DrainAsk, ForgetAsk, Machine, NodeRow, PluginReport, UndrainAsk, UpgradeAsk, VolumeAsk, VolumeRow,
 };
 use tokio::task::JoinHandle;
 use tonic::Code;
@@ -745,4 +745,45 @@ async fn name_is_accepted_for_one_node_at_a_time() {
     eventually("it is forgotten", async || forget().await.is_ok()).await;
     let accepted = accept_name(&site, "n2", "id of n1").await.unwrap();
     assert_eq!(accepted.accepted_ids["p"], "id of n1");
+}
+
+/// It has reported the name of a machine that is not in the cluster.
+#[tokio::test]
+async fn block_frees_the_name_of_a_node_that_lies() {
+    let site = Site::start(1).await;
+    for volume in ["data", "more"] {
+        site.register(volume, "single-node-writer").await;
+    }
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    let (_n1, _one) = crate::attach::user_named(&site, "n1", 0, "i-1").await;
+    let client = site.operator(0, "attaches");
+    let (attach, _) = (attaching(&client, attach_ask("data", "i-1")), controller.publish().await);
+    assert_eq!(attach.await.unwrap().unwrap().node, "n1");
+    set(&site, 0, "n1", Change::Block(BlockAsk { reason: "it lies".into() })).await.unwrap();
+    let (attach, _) = (attaching(&client, attach_ask("more", "i-1")), controller.publish().await);
+    assert_eq!(attach.await.unwrap().unwrap().node, "", "it is the name of a blocked node");
+    let forget = || set(&site, 0, "n1", Change::Forget(ForgetAsk {}));
+    assert!(forget().await.unwrap_err().message.contains("is blocked"), "its machine may be there");
+    fence(&site, 0, "n1").await.unwrap();
+    eventually("it is forgotten", async || forget().await.is_ok()).await;
+    for volume in ["data", "more"] {
+        assert!(at(&site, volume, "i-1").await.contains("present"), "{volume}");
+    }
+    let (detach, _) = (detaching(&client, detach_ask("data", "i-1")), controller.unpublish().await);
+    detach.await.unwrap().unwrap();
+    assert!(!controller.is_called(Duration::from_secs(1)).await);
+}
+
+#[tokio::test]
+async fn accepted_name_of_a_blocked_node_is_its_own() {
+    let site = Site::start(1).await;
+    site.register("data", "single-node-writer").await;
+    let controller = Controller::start(&site, "c1", 0).await;
+    let (_n1, _one) = user(&site, "n1", 0).await;
+    accept(&site, "n1").await;
+    set(&site, 0, "n1", Change::Block(BlockAsk { reason: "stolen".into() })).await.unwrap();
+    let mut client = site.operator(0, "attaches");
+    let blocked = once(&mut client, What::Attach(attach_ask("data", "id of n1"))).await.unwrap_err();
+    assert!(blocked.kind == "Busy" && blocked.message.contains("n1 is blocked"), "{blocked:?}");
+    drop(controller);
 }
