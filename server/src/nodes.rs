@@ -645,8 +645,14 @@ fn accepted(node: &str, present: &Read<NodeRow>, accept: &Accept) -> Result<Opti
     if is_own && !is_blocked && !forgets && has_names && (accept.forget || !has_other_name) {
         return Ok(None);
     }
+    if !is_own && !accept.names.is_empty() {
+        let text = format!(
+            "node {node}: an acceptance of another machine has names by plugins, which it has not reported"
+        );
+        return Err(Error::invalid(text).into());
+    }
     for (plugin, name) in &accept.names {
-        let of = row.plugins.get(plugin).filter(|_| is_own);
+        let of = row.plugins.get(plugin);
         let reported = of.and_then(|of| of.other_node_id.as_ref().or(of.node_id.as_ref()));
         // The plugin of an accepted name may be gone. Another name in its place is the one to accept.
         let is_kept =
@@ -851,6 +857,18 @@ mod tests {
         assert!(accepted("n", &after, &Accept { revision: 8, ..named }).unwrap().is_none());
         let all = accepted("n", &after, &accept(1, 8)).unwrap().unwrap();
         assert_eq!(all.accepted_ids["q"], "i-9");
+    }
+
+    /// The names would be missing in the row, though the answer is success.
+    #[test]
+    fn acceptance_of_another_machine_takes_no_names() {
+        let mut present = asked(NodeState::Ready);
+        present.value.accepted_ids.insert("p".into(), "i-1".into());
+        present.value.plugins.clear();
+        let named = Accept { names: [("p".into(), "i-1".into())].into(), ..accept(2, 7) };
+        let refused = accepted("n", &present, &named);
+        assert!(matches!(refused, Err(ServerError::Refused(error)) if error.kind == Kind::InvalidArgument));
+        assert!(accepted("n", &present, &accept(2, 7)).unwrap().unwrap().accepted_ids.is_empty());
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The commands about a cluster's nodes. Operators ask the cluster's servers.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use csi_proto::cluster::v1::admin_client::AdminClient;
@@ -236,8 +237,40 @@ async fn accept(servers: &Servers, args: args::Accept, json: bool, tried: &mut T
     };
     let Machine { machine_id, journal_id, .. } = machine;
     let what = format!("accept node {node}");
-    let names = pairs(name).unwrap_or_default().into_iter().collect();
-    let change = Change::Accept(Accept { machine_id, journal_id, revision: row.revision, forget, names });
-    changed(&set(servers, &node, &what, change).await?, json)?;
+    let names = pairs(name).unwrap_or_default();
+    let revision = row.revision;
+    let change = Change::Accept(Accept { machine_id, journal_id, revision, forget, names: names.clone() });
+    let after = set(servers, &node, &what, change).await?;
+    let missing = not_accepted(&names, &after);
+    if !missing.is_empty() {
+        anyhow::bail!(
+            "node {node}: the server has not accepted {missing}. Is it of an earlier release? Upgrade all servers (csictl server list), and type the command again"
+        );
+    }
+    changed(&after, json)?;
     Ok(())
+}
+
+/// Returns the names that an answer does not have as accepted, by plugin. A server of an earlier release does not know them.
+fn not_accepted(names: &BTreeMap<String, String>, after: &NodeRow) -> String {
+    let is_missing = |(plugin, name): &(&String, &String)| after.accepted_ids.get(*plugin) != Some(*name);
+    let missing = names.iter().filter(is_missing).map(|(plugin, name)| plain(&format!("{plugin}={name}")));
+    missing.collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn name_that_a_server_does_not_know_is_named() {
+        let names = [("p", "i-1"), ("q", "i-2")].map(|(plugin, name)| (plugin.to_owned(), name.to_owned()));
+        let of = |accepted: &[(String, String)]| {
+            let accepted_ids = accepted.iter().cloned().collect();
+            not_accepted(&names.clone().into(), &NodeRow { accepted_ids, ..NodeRow::default() })
+        };
+        assert_eq!(of(&names), "");
+        assert_eq!(of(&names[1..]), "p=i-1");
+        assert_eq!(of(&[]), "p=i-1, q=i-2");
+    }
 }
