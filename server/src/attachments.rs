@@ -15,8 +15,8 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::by_call::{
-    attach_again, attachment, attachments, detach, due_attachments, end, failure_name, forget, is_ended,
-    is_forgotten, is_of_backup, meant, name_of_call, remove, set_keeper,
+    attach_again, attachment, attachments, detach, end, failure_name, forget, is_ended, is_forgotten,
+    is_of_backup, meant, name_of_call, remove, set_keeper, unfinished,
 };
 use crate::cluster::{Cluster, is_in_state, meta_guard, node_guard};
 use crate::controllers::{no_controller, plugin_guard};
@@ -33,7 +33,7 @@ use crate::wanted::CONTROLLER;
 const PAUSE: Duration = Duration::from_secs(1);
 /// The limit of attachments of one volume.
 const OF_VOLUME: usize = 256;
-/// The limit of attachments of one identity that are being made or removed.
+/// The limit of attachments of one identity by one plugin that are being made or removed.
 const UNFINISHED: usize = 100;
 
 /// What a call has seen of an attachment.
@@ -278,8 +278,8 @@ impl Cluster {
             let text = format!("{name} has {OF_VOLUME} attachments by AttachVolume, the limit");
             return Err(Error::new(Kind::RateLimited, text).into());
         }
-        self.refuse_more_attachments(caller).await?;
         let plugin = &record.volume.plugin;
+        self.refuse_more_attachments(caller, plugin, meta.value.generation).await?;
         let node = self.node_of_id(plugin, &ask.node_id).await?;
         let row = match &node {
             Some(node) => self.node(node).await?,
@@ -400,17 +400,18 @@ impl Cluster {
         Ok(swapped)
     }
 
-    /// Refuses a caller with as many attachments under way as it may have.
-    async fn refuse_more_attachments(&self, caller: &Identity) -> Result<()> {
+    /// Refuses a caller with as many attachments of a plugin under way as it may have. Another plugin that hangs is in nobody's way.
+    async fn refuse_more_attachments(&self, caller: &Identity, plugin: &str, generation: u64) -> Result<()> {
         let owner = caller.to_string();
-        let is_own = |at: &&Attachment| at.asked.as_ref().is_some_and(|asked| asked.owner == owner);
-        let own = |record: &Record| due_attachments(record).filter(is_own).count();
+        let own = |record: &Record| unfinished(record, &owner, plugin, generation);
         let records = self.registry.attached_by_call(|record| own(record) > 0).await?;
         let count: usize = records.iter().map(own).sum();
         match count >= UNFINISHED {
             false => Ok(()),
             true => {
-                let text = format!("{count} attachments of {caller} are being made or removed, the limit");
+                let text = format!(
+                    "{count} attachments of {caller} by plugin {plugin} are being made or removed, the limit"
+                );
                 Err(Error::new(Kind::RateLimited, text).into())
             }
         }

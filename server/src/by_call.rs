@@ -48,6 +48,17 @@ pub fn due_attachments(record: &Record) -> impl Iterator<Item = &Attachment> {
     of(Leg::Removing).chain(of(Leg::Making))
 }
 
+/// Returns how many attachments of an identity a plugin makes or removes for a volume. Those that wait for an operator are left out.
+pub fn unfinished(record: &Record, owner: &str, plugin: &str, generation: u64) -> usize {
+    let counts = |at: &&Attachment| {
+        has(at, |asked| asked.owner == owner && asked.blocked.is_none()) && !is_of_backup(at, generation)
+    };
+    match record.volume.plugin == plugin {
+        true => due_attachments(record).filter(counts).count(),
+        false => 0,
+    }
+}
+
 fn has(at: &Attachment, what: impl Fn(&AskedAttach) -> bool) -> bool {
     at.asked.as_ref().is_some_and(what)
 }
@@ -405,5 +416,23 @@ mod tests {
         assert_eq!(half_done(&uncalled, 2).count(), 0, "its caller has ended it");
         enter_end(&mut uncalled, ID, ClaimAction::Attach, &refused(), &in_two(true));
         assert_eq!(attachment(&uncalled, ID).unwrap().leg, Leg::Removing);
+    }
+
+    #[test]
+    fn refused_detach_is_in_no_other_attachs_way() {
+        let mut record = record(Leg::Removing, false);
+        record.volume.plugin = "p".into();
+        let count = |record: &Record, owner, plugin| unfinished(record, owner, plugin, 1);
+        assert_eq!(count(&record, "operator/a", "p"), 1);
+        assert_eq!(unfinished(&record, "operator/a", "p", 2), 0, "it waits for a word since a restore");
+        assert_eq!([count(&record, "operator/a", "q"), count(&record, "operator/b", "p")], [0, 0]);
+        enter_end(
+            &mut record,
+            ID,
+            ClaimAction::Detach,
+            &failed(ClaimOutcome::Hopeless("no".into())),
+            &by(true, true),
+        );
+        assert_eq!(count(&record, "operator/a", "p"), 0);
     }
 }
