@@ -400,7 +400,7 @@ impl Cluster {
         Ok(swapped)
     }
 
-    /// Refuses a caller with as many attachments of a plugin under way as it may have. Another plugin that hangs is in nobody's way.
+    /// Refuses a caller with as many attachments of a plugin under way as it may have. Another plugin that hangs does not count.
     async fn refuse_more_attachments(&self, caller: &Identity, plugin: &str, generation: u64) -> Result<()> {
         let owner = caller.to_string();
         let own = |record: &Record| unfinished(record, &owner, plugin, generation);

@@ -195,6 +195,8 @@ pub fn enter_end(record: &mut Record, node_id: &str, action: ClaimAction, of: &E
         return;
     }
     let is_of_backup = is_of_backup(at, generation);
+    // The call may have been made since the backup, which says that none was.
+    let was_asked = was_asked || has(at, |asked| asked.generation < generation);
     let is_wanted = at.leg == Leg::Making && (is_ready || is_of_backup);
     if let Some(asked) = &mut at.asked {
         asked.error = of.error.as_ref().map(|error| error.message.clone());
@@ -414,8 +416,12 @@ mod tests {
         detach(&mut uncalled, ID, 2);
         assert_eq!(attachment(&uncalled, ID).map(|at| (at.leg, at.uncalled)), Some((Leg::Removing, false)));
         assert_eq!(half_done(&uncalled, 2).count(), 0, "its caller has ended it");
-        enter_end(&mut uncalled, ID, ClaimAction::Attach, &refused(), &in_two(true));
-        assert_eq!(attachment(&uncalled, ID).unwrap().leg, Leg::Removing);
+        // The end of a call whose intent was written before that.
+        let not_sent = |why: Option<&str>| failed(ClaimOutcome::NotSent(why.map(str::to_owned)));
+        for of in [refused(), not_sent(None), not_sent(Some("no"))] {
+            enter_end(&mut uncalled, ID, ClaimAction::Attach, &of, &in_two(true));
+            assert_eq!(attachment(&uncalled, ID).map(|at| at.leg), Some(Leg::Removing), "{:?}", of.outcome);
+        }
     }
 
     #[test]
