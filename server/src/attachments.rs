@@ -438,13 +438,15 @@ fn error_of(at: Option<&Attachment>) -> Option<String> {
 /// Returns the error of a call that the plugin refuses. `None`: it does not.
 fn blocked(record: &Record, node_id: &str) -> Option<ServerError> {
     let at = attachment(record, node_id)?;
-    let Blocked { reason } = at.asked.as_ref()?.blocked.as_ref()?;
+    let asked = at.asked.as_ref()?;
+    let Blocked { reason } = asked.blocked.as_ref()?;
+    let kind = Kind::read(&asked.error_kind).unwrap_or(Kind::PluginError);
     let (what, step) = match at.leg {
         Leg::Making => ("attached to", Step::Attach),
         Leg::Absent | Leg::Present | Leg::Removing => ("detached from", Step::Detach),
     };
     let text = format!("{} is not {what} {node_id}: {reason}", record.name);
-    Some(Error::new(Kind::PluginError, text).with(|details| details.step = Some(step)).into())
+    Some(Error::new(kind, text).with(|details| details.step = Some(step)).into())
 }
 
 /// Returns the error of an attachment that another identity has made.

@@ -200,6 +200,7 @@ pub fn enter_end(record: &mut Record, node_id: &str, action: ClaimAction, of: &E
     let is_wanted = at.leg == Leg::Making && (is_ready || is_of_backup);
     if let Some(asked) = &mut at.asked {
         asked.error = of.error.as_ref().map(|error| error.message.clone());
+        asked.error_kind = of.error.as_ref().map(|error| error.kind.name().to_owned()).unwrap_or_default();
     }
     if action != ClaimAction::Attach {
         match &of.outcome {

@@ -317,6 +317,9 @@ pub struct AskedAttach {
     /// Why the last call has failed. `None`: it has not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// The kind of that error. Empty: it has none, or an earlier server has written the row.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub error_kind: String,
     /// The plugin refuses the detach, or an attach of a backup. It is tried again seldom, or when a caller asks. `None`: it does not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blocked: Option<Blocked>,

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use csi_proto::cluster::v1::call_ended::How;
 use csi_proto::cluster::v1::change_ask::What;
-use csi_proto::cluster::v1::{Answer, CallEnded, DetachAsk};
+use csi_proto::cluster::v1::{Answer, CallClass, CallEnded, CallFailure, DetachAsk};
 
 use crate::attach::{Controller, attached, claiming, head, is_publish, node_id, row, user};
 use crate::by_call::{ask, at, attach_ask, attaching, change, detach_ask, detaching, once};
@@ -222,4 +222,27 @@ async fn node_that_joins_before_the_call_is_in_the_row() {
     assert!(at(&site, "data", "id of n1").await.contains("\"node\":\"n1\""));
     controller.end(&call, attached("/dev/x")).await;
     assert_eq!(attach.await.unwrap().unwrap().node, "n1");
+}
+
+#[tokio::test]
+async fn detach_without_its_credential_says_so() {
+    let site = Site::start(2).await;
+    site.register("data", "single-node-writer").await;
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    let client = site.operator(1, "attaches");
+    let (attach, _) = (attaching(&client, attach_ask("data", "x")), controller.publish().await);
+    attach.await.unwrap().unwrap();
+    let detach = detaching(&client, detach_ask("data", "x"));
+    let call = controller.called().await;
+    let withheld = CallFailure {
+        class: CallClass::Withheld.into(),
+        kind: "SecretRequired".into(),
+        message: "ControllerUnpublishVolume: no credential".into(),
+        code: None,
+    };
+    controller.end(&call, How::Failed(withheld)).await;
+    let refused = detach.await.unwrap().unwrap_err();
+    assert!(refused.kind == "SecretRequired" && refused.message.contains("no credential"), "{refused:?}");
+    let (detach, _) = (detaching(&client, detach_ask("data", "x")), controller.unpublish().await);
+    detach.await.unwrap().unwrap();
 }

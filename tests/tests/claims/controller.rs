@@ -426,8 +426,7 @@ fn attach_without_its_secrets_is_not_begun() {
         not_claimed(attach).await.unwrap();
         std::fs::remove_file(&path).unwrap();
         let detach = || client.detach_volume(NAMESPACE, "v", "node-2", Default::default());
-        let due = if clustered::is_used() { Kind::PluginError } else { Kind::SecretRequired };
-        assert_eq!(refusal(detach().await).0, due);
+        assert_eq!(refusal(detach().await).0, Kind::SecretRequired);
         there(&path);
         detach().await.unwrap();
         w.nothing_left(&client).await;
