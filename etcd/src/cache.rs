@@ -277,7 +277,11 @@ mod tests {
     use super::*;
 
     fn cache() -> Cache {
-        let timing = Timing { answer: Duration::from_millis(5), request: Duration::from_millis(20) };
+        let timing = Timing {
+            first_answer: Duration::from_millis(5),
+            answer: Duration::from_millis(5),
+            request: Duration::from_millis(20),
+        };
         Cache::new(Keys::new("/csid/"), timing)
     }
 

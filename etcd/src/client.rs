@@ -16,11 +16,13 @@ use crate::observe::Observer;
 use crate::reply::Reply;
 use crate::wire::kv_client::KvClient;
 use crate::wire::lease_client::LeaseClient;
+use crate::wire::request_op::Request as Operation;
 use crate::wire::watch_client::WatchClient;
 use crate::wire::watch_request::RequestUnion;
 use crate::wire::{
     Event, KeyValue, LeaseGrantRequest, LeaseKeepAliveRequest, LeaseRevokeRequest, RangeRequest,
-    RangeResponse, ResponseHeader, TxnRequest, TxnResponse, WatchCreateRequest, WatchRequest, WatchResponse,
+    RangeResponse, RequestOp, ResponseHeader, TxnRequest, TxnResponse, WatchCreateRequest, WatchRequest,
+    WatchResponse,
 };
 
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
@@ -73,8 +75,16 @@ impl Client {
     /// Reads keys. The answer is linearizable: it has every change that was answered before the call. If the request has a
     /// revision, the keys are those of that revision.
     pub async fn range(&self, step: &'static str, request: RangeRequest) -> Result<Found, EtcdError> {
+        self.read(Tries::new(step, self), request).await
+    }
+
+    /// Reads a page of many keys, as [`Client::range`] does.
+    pub async fn page(&self, step: &'static str, request: RangeRequest) -> Result<Found, EtcdError> {
+        self.read(Tries { first: self.timing.answer, ..Tries::new(step, self) }, request).await
+    }
+
+    async fn read(&self, mut tries: Tries<'_>, request: RangeRequest) -> Result<Found, EtcdError> {
         let revision = u64::try_from(request.revision).unwrap_or(0);
-        let mut tries = Tries::new(step, self);
         loop {
             let before = self.history.revision();
             let (at, reply) = tries.call(revision, async |mut kv| kv.range(request.clone()).await).await;
@@ -108,11 +118,17 @@ impl Client {
     async fn decide(&self, step: &'static str, txn: &TxnRequest) -> Result<Decided, EtcdError> {
         let mut tries = Tries::new(step, self);
         let mut open = false;
+        let is_read = |operation: &RequestOp| matches!(operation.request, Some(Operation::RequestRange(_)));
+        let writes = !txn.success.iter().all(is_read);
         loop {
-            let before = self.history.revision();
+            let (before, begun) = (self.history.revision(), Instant::now());
             let (at, reply) = tries.call(0, async |mut kv| kv.txn(txn.clone()).await).await;
             if let Ok(answer) = &reply {
                 self.history.see(before, answer.header.as_ref())?;
+                // A slow disk makes writes late, and reads are fast.
+                if writes && begun.elapsed() < self.timing.first_answer {
+                    self.members.set_slow(false);
+                }
             }
             match reply {
                 Ok(TxnResponse { succeeded: true, header, .. }) => {
@@ -186,7 +202,7 @@ impl Client {
                     Reply::NotDone(why) | Reply::Unknown(why) => why,
                     Reply::NoSpace => "the database has reached its quota".into(),
                 },
-                Err(_) => tries.silent(&member.endpoint),
+                Err(_) => tries.silent(&member.endpoint, self.timing.answer),
             };
             tries.next(at, why).await?;
         }
@@ -217,7 +233,7 @@ impl Client {
                     Reply::NotDone(why) | Reply::Unknown(why) => why,
                     Reply::NoSpace => "the database has reached its quota".into(),
                 },
-                Err(_) => tries.silent(&member.endpoint),
+                Err(_) => tries.silent(&member.endpoint, self.timing.answer),
             };
             tries.next(at, why).await?;
         }
@@ -236,6 +252,10 @@ struct Tries<'a> {
     timing: Timing,
     observer: &'a Observer,
     begun: Instant,
+    /// How long each member has to answer when it is asked first.
+    first: Duration,
+    /// Whether a member has not answered in time.
+    is_silent: bool,
     failed: usize,
     pause: Duration,
 }
@@ -243,8 +263,17 @@ struct Tries<'a> {
 impl<'a> Tries<'a> {
     fn new(step: &'static str, client: &'a Client) -> Self {
         let Client { members, timing, observer, .. } = client;
-        let (begun, failed, pause) = (Instant::now(), 0, FIRST_PAUSE);
-        Tries { step, members, timing: *timing, observer, begun, failed, pause }
+        Tries {
+            step,
+            members,
+            timing: *timing,
+            observer,
+            begun: Instant::now(),
+            first: timing.first_answer,
+            is_silent: false,
+            failed: 0,
+            pause: FIRST_PAUSE,
+        }
     }
 
     /// Classifies an error of a member.
@@ -254,14 +283,22 @@ impl<'a> Tries<'a> {
     }
 
     /// Describes a member that has not answered in time.
-    fn silent(&self, endpoint: &str) -> String {
+    fn silent(&self, endpoint: &str, time: Duration) -> String {
         self.observer.report(|observe| observe.failed("TIMEOUT"));
-        format!("{endpoint}: no answer for {} ms", self.timing.answer.as_millis())
+        format!("{endpoint}: no answer for {} ms", time.as_millis())
+    }
+
+    /// Returns how long the current member has to answer.
+    fn time(&self) -> Duration {
+        match self.members.are_slow() || self.failed >= self.members.count() {
+            true => self.timing.answer,
+            false => self.first,
+        }
     }
 
     /// Calls the current member once. Returns the member's place with its reply.
     async fn call<T, F>(
-        &self,
+        &mut self,
         revision: u64,
         call: impl FnOnce(KvClient<Connection>) -> F,
     ) -> (usize, Result<T, Reply>)
@@ -271,10 +308,14 @@ impl<'a> Tries<'a> {
         let (at, member) = self.members.current();
         // Values of many keys are more than tonic takes by itself.
         let client = KvClient::new(member.channel.clone()).max_decoding_message_size(usize::MAX);
-        let reply = match tokio::time::timeout(self.timing.answer, call(client)).await {
+        let time = self.time();
+        let reply = match tokio::time::timeout(time, call(client)).await {
             Ok(Ok(answer)) => Ok(answer.into_inner()),
             Ok(Err(status)) => Err(self.reply(&member.endpoint, revision, &status)),
-            Err(_) => Err(Reply::Unknown(self.silent(&member.endpoint))),
+            Err(_) => {
+                self.is_silent = true;
+                Err(Reply::Unknown(self.silent(&member.endpoint, time)))
+            }
         };
         (at, reply)
     }
@@ -289,6 +330,9 @@ impl<'a> Tries<'a> {
         }
         tracing::debug!(step = self.step, why, "etcd did not answer; the next member is asked");
         if self.failed.is_multiple_of(self.members.count()) {
+            if self.is_silent {
+                self.members.set_slow(true);
+            }
             tokio::time::sleep(self.pause).await;
             self.pause = (self.pause * 2).min(LAST_PAUSE);
         }

@@ -1,7 +1,7 @@
 //! The members of etcd, and which of them is asked next.
 
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
@@ -46,7 +46,10 @@ impl fmt::Debug for EtcdTls {
 
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
-    /// How long one member has to answer. A member drops a request without a word when its leader is lost, and answers it 7 s later.
+    /// How long each member has to answer a transaction or a short read when it is asked first. A member that loses its leader drops a
+    /// request without a word, and answers it 7 s later.
+    pub first_answer: Duration,
+    /// How long a member has to answer anything else. Also what each member has when none has answered in the first time, until a write is fast.
     pub answer: Duration,
     /// How long a request is repeated, at one member after the other.
     pub request: Duration,
@@ -54,7 +57,11 @@ pub struct Timing {
 
 impl Default for Timing {
     fn default() -> Self {
-        Timing { answer: Duration::from_secs(3), request: Duration::from_secs(30) }
+        Timing {
+            first_answer: Duration::from_secs(3),
+            answer: Duration::from_secs(5),
+            request: Duration::from_secs(30),
+        }
     }
 }
 
@@ -62,6 +69,8 @@ pub(crate) struct Members {
     members: Vec<Member>,
     /// The member that answered last. All requests use it until it fails.
     current: AtomicUsize,
+    /// Whether no member answered a request in the short time, and no write was fast since.
+    slow: AtomicBool,
 }
 
 pub(crate) struct Member {
@@ -77,7 +86,7 @@ impl Members {
             true => {
                 Err(EtcdError::Endpoint { endpoint: String::new(), why: "no endpoint is configured".into() })
             }
-            false => Ok(Members { members, current: AtomicUsize::new(0) }),
+            false => Ok(Members { members, current: AtomicUsize::new(0), slow: AtomicBool::new(false) }),
         }
     }
 
@@ -88,6 +97,7 @@ impl Members {
         Members {
             members: connections.into_iter().enumerate().map(member).collect(),
             current: AtomicUsize::new(0),
+            slow: AtomicBool::new(false),
         }
     }
 
@@ -99,6 +109,14 @@ impl Members {
     pub fn current(&self) -> (usize, &Member) {
         let at = self.current.load(Ordering::Relaxed);
         (at, &self.members[at])
+    }
+
+    pub fn are_slow(&self) -> bool {
+        self.slow.load(Ordering::Relaxed)
+    }
+
+    pub fn set_slow(&self, slow: bool) {
+        self.slow.store(slow, Ordering::Relaxed);
     }
 
     /// Has the next member asked in place of the one at `at`.

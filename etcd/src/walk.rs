@@ -105,7 +105,7 @@ impl Walk {
             let Some(key) = self.next.take() else { return Ok(self.finish_volume()) };
             let request =
                 RangeRequest { key, range_end: self.end.clone(), limit: PAGE, revision: self.revision };
-            let found = self.client.range("walk over all rows", request).await?;
+            let found = self.client.page("walk over all rows", request).await?;
             if self.revision == 0 {
                 self.revision = i64::try_from(found.revision).unwrap_or(0);
             }

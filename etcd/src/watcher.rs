@@ -98,7 +98,7 @@ async fn list(client: &Client, cache: &Cache) -> Result<Volumes, EtcdError> {
     let (mut volumes, mut revision, mut limit) = (Volumes::default(), 0, PAGE);
     loop {
         let request = RangeRequest { key: key.clone(), range_end: range_end.clone(), limit, revision };
-        let found = match client.range("list the volumes", request).await {
+        let found = match client.page("list the volumes", request).await {
             // No member may have so large a page in time.
             Err(error @ EtcdError::Unreachable { .. }) if limit > FEWEST => {
                 tracing::warn!(%error, limit, "a page of the volumes in etcd did not come; a smaller one is read");

@@ -8,6 +8,7 @@ mod limits;
 mod outcomes;
 mod proxy;
 mod rows;
+mod slow;
 mod suite;
 mod support;
 mod values;

@@ -12,7 +12,11 @@ use csid_etcd::{EtcdConfig, EtcdRegistry, KeepEvents, Timing};
 use futures_util::FutureExt;
 
 /// Members answer within this time, also on a busy machine. The product waits longer.
-pub const TIMING: Timing = Timing { answer: Duration::from_secs(2), request: Duration::from_secs(20) };
+pub const TIMING: Timing = Timing {
+    first_answer: Duration::from_secs(2),
+    answer: Duration::from_secs(4),
+    request: Duration::from_secs(20),
+};
 
 pub fn config(endpoints: Vec<String>) -> EtcdConfig {
     EtcdConfig { endpoints, tls: None, prefix: "/csid/".into(), timing: TIMING }
