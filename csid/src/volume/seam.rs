@@ -13,7 +13,7 @@ use crate::store::registry::{Bound, Capability, Claim, Expansion, Record, Volume
 use crate::store::rows::VolumeKey;
 use crate::volume::api::requests::Authority;
 use crate::volume::model::subject::{ClaimKey, Subject};
-use crate::volume::operation::request::{CallTarget, ControllerRequest, OperationResponse};
+use crate::volume::operation::request::{CallTarget, ControllerRequest, OperationResponse, ServersAnswer};
 use crate::volume::operation::running::RunningOperation;
 use crate::volume::operation::running::Unfinished;
 
@@ -115,7 +115,7 @@ pub(in crate::volume) trait Control: Send {
         name: &VolumeName,
         wanted: &Claim,
         ahead: &[Arc<Claim>],
-        answer: Option<Arc<Record>>,
+        answer: Option<Arc<ServersAnswer>>,
     ) -> impl Future<Output = Result<Record>> + Send;
 
     /// Binds an existing claim to the unit or connection of a repeated call, which is otherwise the same. This is the last step

@@ -1,10 +1,12 @@
 //! What a host shows of itself as a node of its cluster: over D-Bus, in signals, and in its metrics.
 
-use csid_client::Cluster;
+use csi_proto::cluster::v1::change_ask::What;
+use csi_proto::cluster::v1::{ChangeAsk, Deregister};
+use csid_client::{CallOptions, Cluster, Kind, MountOptions};
 use csid_tests::ask::*;
 use csid_tests::fault::Fault;
 use csid_tests::queries;
-use csid_tests::world::{eventually, world};
+use csid_tests::world::{eventually, refusal, world};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use crate::site::free_ports;
@@ -80,6 +82,53 @@ fn mount_asks_a_server_once_for_its_volume() {
         // The node knows the volume that it has claimed.
         mount_registered(&client, "data", "other").await.unwrap();
         assert_eq!(answered(port, "Volume").await, before + 2.0);
+    });
+}
+
+/// The plugin's limit delays a mount, and another volume gets the name meanwhile.
+#[test]
+fn volume_replaced_during_a_wait_is_not_claimed() {
+    world(async |w| {
+        let (site, port) = measured().await;
+        site.register("other", "single-node-writer").await;
+        let node = site.node("n1");
+        let plugin = w.add_plugin_and("p", &[], "").await;
+        plugin.set(|script| script.max_volumes = 1);
+        plugin.kill();
+        plugin.start().await;
+        w.configure(&of_node("n1", node.run()));
+        let client = w.start().await;
+        healthy(&client, "p").await;
+        joined(w).await;
+        mount_registered(&client, "other", "web").await.unwrap();
+        let claims = answered(port, "Claim").await;
+        let options = MountOptions { wait_usec: Some(60_000_000), ..MountOptions::default() };
+        let mount = client.mount(NAMESPACE, "data", "web", options);
+        let replace = async {
+            eventually("the mount waits for the other volume", async || {
+                let explained = client.explain(NAMESPACE, "data", CallOptions::default()).await;
+                explained.is_ok_and(|of| of.waiting_for == "waiting for another volume's claims")
+            })
+            .await;
+            let mut operator = site.operator(0, "all");
+            let old = Deregister { namespace: "default".into(), volume: "data".into() };
+            operator.change(ChangeAsk { what: Some(What::Deregister(old)) }).await.unwrap();
+            let mut new = site::register("data", "single-node-writer");
+            let Some(What::Register(register)) = &mut new.what else { unreachable!() };
+            register.external_id = "another".into();
+            operator.change(new).await.unwrap();
+            // csid asks once for the volume of a call that has its turn soon.
+            tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+            unmount(&client, "other", "web").await.unwrap();
+        };
+        let (mounted, ()) = tokio::join!(mount, replace);
+        let (kind, error) = refusal(mounted);
+        assert_eq!(kind, Kind::NotFound, "{error}");
+        assert_eq!(answered(port, "Claim").await, claims);
+        servers_have(&site, "data", &[]).await;
+        mount_registered(&client, "data", "web").await.unwrap();
+        unmount(&client, "data", "web").await.unwrap();
+        w.nothing_left(&client).await;
     });
 }
 

@@ -27,6 +27,7 @@ use crate::volume::lifecycle::{enter_attach_secrets, past};
 use crate::volume::model::claim;
 use crate::volume::model::claim::{ClaimAction, ClaimEffect, ClaimEvent, ClaimNext, ClaimOutcome, Claims};
 use crate::volume::model::subject::{ClaimKey, Subject};
+use crate::volume::operation::request::ServersAnswer;
 use crate::volume::operation::running::Unfinished;
 use crate::volume::operation::table::now_usec;
 use crate::volume::seam::Site;
@@ -56,7 +57,7 @@ impl<S: Site> Engine<'_, S> {
         name: &VolumeName,
         wanted: &Claim,
         ahead: &[Arc<Claim>],
-        answer: Option<Arc<Record>>,
+        answer: Option<Arc<ServersAnswer>>,
     ) -> Result<Record> {
         self.site.operation().step.set(Step::Claim);
         self.records.refuse_here()?;
@@ -292,7 +293,7 @@ impl<S: Site> Engine<'_, S> {
                     self.advance(record, ClaimEvent::Ended { effect, outcome: ClaimOutcome::Done }, facts)
                         .await?
                 }
-                Err(ClaimEffectFailure { outcome, error, unimplemented, queued }) => {
+                Err(ClaimEffectFailure { outcome, error, unimplemented, queued, replaced }) => {
                     if asks {
                         let holders = queued.then(|| error.details.holders.clone());
                         self.site.operation().step.set_queued(holders);
@@ -304,8 +305,8 @@ impl<S: Site> Engine<'_, S> {
                         self.site.ask_what_it_can().await;
                     }
                     let is_later = reports || queued || (asks && outcome == ClaimOutcome::NotSent(None));
-                    let lasting =
-                        matches!(outcome, ClaimOutcome::Hopeless(_) | ClaimOutcome::NotSent(Some(_)));
+                    let lasting = replaced
+                        || matches!(outcome, ClaimOutcome::Hopeless(_) | ClaimOutcome::NotSent(Some(_)));
                     let facts = Facts { error: Some(error.message.clone()), ..Facts::default() };
                     let next = self.advance(record, ClaimEvent::Ended { effect, outcome }, facts).await?;
                     let again =

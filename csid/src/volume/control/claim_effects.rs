@@ -60,11 +60,13 @@ pub(in crate::volume) struct ClaimEffectFailure {
     pub(in crate::volume) unimplemented: bool,
     /// Whether the claim waits at the servers.
     pub(in crate::volume) queued: bool,
+    /// Whether the servers have given the claim of another volume, which has the name now.
+    pub(in crate::volume) replaced: bool,
 }
 
 impl ClaimEffectFailure {
     fn new(outcome: ClaimOutcome, error: Error) -> ClaimEffectFailure {
-        ClaimEffectFailure { outcome, error, unimplemented: false, queued: false }
+        ClaimEffectFailure { outcome, error, unimplemented: false, queued: false, replaced: false }
     }
 }
 
@@ -133,7 +135,10 @@ impl<S: Site> Engine<'_, S> {
         })?;
         if granted.record.volume != record.volume {
             let replaced = VolumeError::Replaced { name: record.name.clone() }.into();
-            return Err(ClaimEffectFailure::new(ClaimOutcome::Unknown, replaced));
+            return Err(ClaimEffectFailure {
+                replaced: true,
+                ..ClaimEffectFailure::new(ClaimOutcome::Unknown, replaced)
+            });
         }
         Ok(granted)
     }

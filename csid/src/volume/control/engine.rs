@@ -10,7 +10,7 @@ use crate::volume::control::tries::RpcTries;
 use crate::volume::errors::claim::ClaimError;
 use crate::volume::model::claim;
 use crate::volume::model::subject::ClaimKey;
-use crate::volume::operation::request::{CallTarget, ControllerRequest, OperationResponse};
+use crate::volume::operation::request::{CallTarget, ControllerRequest, OperationResponse, ServersAnswer};
 use crate::volume::seam::{Control, Site};
 
 /// The engine during one operation of a volume. It runs in the actor of the volume, so no controller call overlaps a node call
@@ -45,7 +45,7 @@ impl<S: Site> Control for Engine<'_, S> {
         name: &VolumeName,
         wanted: &Claim,
         ahead: &[Arc<Claim>],
-        answer: Option<Arc<Record>>,
+        answer: Option<Arc<ServersAnswer>>,
     ) -> Result<Record> {
         self.take_claim(name, wanted, ahead, answer).await
     }

@@ -21,14 +21,14 @@ use crate::volume::events::registration as registration_events;
 use crate::volume::lifecycle::{
     is_being_deleted, is_unasked, past, put, refuse_anothers, refuse_in_transition,
 };
-use crate::volume::operation::request::ControllerRequest;
+use crate::volume::operation::request::{ControllerRequest, ServersAnswer};
 use crate::volume::servers::Servers;
 
 /// A volume that can be used.
 pub(in crate::volume) struct UsableVolume {
     pub(in crate::volume) record: Record,
-    /// The answer of the server that was asked for the volume. `None`: no server was asked, so the record is the journal's.
-    pub(in crate::volume) answer: Option<Arc<Record>>,
+    /// The answer of the server that was asked for the volume. `None`: no server was asked.
+    pub(in crate::volume) answer: Option<Arc<ServersAnswer>>,
 }
 
 /// The registry, and what changes of its records depend on. It has no mounts.
@@ -101,22 +101,26 @@ impl Records {
         self.usable(name, None).await.map(|volume| volume.record)
     }
 
-    /// Returns the volume as [`Records::registered`] does. `answer`: what a server has answered to the same call before; no server is asked
-    /// again. The server that grants a claim checks what may have changed since.
+    /// Returns the volume as [`Records::registered`] does. `answer`: what a server has answered to the same call before. If it is recent, no
+    /// server is asked again.
     pub(in crate::volume) async fn usable(
         &self,
         name: &VolumeName,
-        answer: Option<Arc<Record>>,
+        answer: Option<Arc<ServersAnswer>>,
     ) -> Result<UsableVolume> {
         let mut volume = UsableVolume { record: self.registry.record(name.clone()).await?, answer: None };
         let record = &mut volume.record;
         if let Some(servers) = self.servers.as_ref().filter(|_| record.registration.is_none()) {
-            let answer = match answer {
-                Some(answer) => answer,
-                None => Arc::new(servers.volume(name.clone()).await?),
+            let revision = record.revision;
+            *record = match answer.as_ref().and_then(|answer| answer.recent()) {
+                Some(known) => known.clone(),
+                None => {
+                    let answered = servers.volume(name.clone()).await?;
+                    volume.answer = Some(Arc::new(ServersAnswer::new(answered.clone())));
+                    answered
+                }
             };
-            *record = Record { revision: record.revision, ..Record::clone(&answer) };
-            volume.answer = Some(answer);
+            record.revision = revision;
         }
         match record.registration {
             Some(_) => refuse_in_transition(record).map(|()| volume),

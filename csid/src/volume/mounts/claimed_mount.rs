@@ -16,7 +16,7 @@ use crate::volume::lifecycle::is_healed;
 use crate::volume::model::subject::ClaimKey;
 use crate::volume::model::volume::DesiredMount;
 use crate::volume::operation::message::Message;
-use crate::volume::operation::request::CallTarget;
+use crate::volume::operation::request::{CallTarget, ServersAnswer};
 use crate::volume::seam::Control;
 use crate::volume::waits::PluginWaits;
 
@@ -27,7 +27,7 @@ impl Executor<'_> {
         wanted: &mut DesiredMount,
         claim: &Claim,
         ahead: &[Arc<Claim>],
-        answer: Option<Arc<Record>>,
+        answer: Option<Arc<ServersAnswer>>,
     ) -> Result<Mounted> {
         let (key, name) = (wanted.key.clone(), VolumeName::of(&wanted.key));
         let mut registration = None;

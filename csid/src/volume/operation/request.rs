@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
@@ -38,7 +38,7 @@ pub(in crate::volume) enum OperationRequest {
         wait_until: Option<Instant>,
         secrets: Option<Secrets>,
         /// What a server has answered to this call about the volume. `None`: no server was asked.
-        answer: Option<Arc<Record>>,
+        answer: Option<Arc<ServersAnswer>>,
     },
     Unmount {
         key: MountKey,
@@ -66,7 +66,7 @@ pub(in crate::volume) enum OperationRequest {
         wait_until: Option<Instant>,
         secrets: Option<Secrets>,
         /// As of a Mount.
-        answer: Option<Arc<Record>>,
+        answer: Option<Arc<ServersAnswer>>,
     },
     Release {
         key: ClaimKey,
@@ -99,6 +99,26 @@ pub(in crate::volume) enum OperationRequest {
         subject: Subject,
         uid: u32,
     },
+}
+
+/// The volume that a server has answered to a call, without claims.
+pub(in crate::volume) struct ServersAnswer {
+    record: Record,
+    came: Instant,
+}
+
+impl ServersAnswer {
+    /// The age up to which an answer is used. An operation that waits longer asks again: another volume may have the name by then.
+    const RECENT: Duration = Duration::from_secs(1);
+
+    pub(in crate::volume) fn new(record: Record) -> ServersAnswer {
+        ServersAnswer { record, came: Instant::now() }
+    }
+
+    /// Returns the volume. `None`: the answer is too old.
+    pub(in crate::volume) fn recent(&self) -> Option<&Record> {
+        (self.came.elapsed() < ServersAnswer::RECENT).then_some(&self.record)
+    }
 }
 
 /// A call on a volume that is neither a mount nor a claim.
