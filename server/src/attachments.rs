@@ -251,9 +251,9 @@ impl Cluster {
                     set_keeper(&mut after, &ask.node_id, &here.id);
                 }
                 _ if progress.has_asked || progress.has_begun => return Ok(Some(record)),
-                Leg::Making | Leg::Removing if is_of_backup && (is_blocked || at.leg == Leg::Removing) => {
-                    attach_again(&mut after, &ask.node_id);
-                }
+                // The volume may have been detached since the backup, or attached with another context.
+                Leg::Present | Leg::Removing if is_of_backup => attach_again(&mut after, &ask.node_id),
+                Leg::Making if is_of_backup && is_blocked => attach_again(&mut after, &ask.node_id),
                 Leg::Removing if is_blocked => {
                     end(&mut after, &ask.node_id);
                 }

@@ -135,7 +135,7 @@ pub fn end(record: &mut Record, node_id: &str) {
     }
 }
 
-/// Has the attach made again that a backup has half done, or that the plugin has refused since.
+/// Has an attach of a backup made again, also one that the backup has as done.
 pub fn attach_again(record: &mut Record, node_id: &str) {
     let Some(at) = attachment_mut(record, node_id) else { return };
     (at.leg, at.uncalled) = (Leg::Making, false);
@@ -214,6 +214,10 @@ pub fn enter_end(record: &mut Record, node_id: &str, action: ClaimAction, of: &E
         ClaimOutcome::Done => {
             at.leg = if is_wanted { Leg::Present } else { Leg::Removing };
             at.publish_context = of.context.clone().unwrap_or_default();
+            if let Some(asked) = at.asked.as_mut().filter(|_| is_wanted) {
+                // The context is one of now, so the attachment is of a backup no more.
+                (asked.blocked, asked.generation) = (None, generation);
+            }
         }
         ClaimOutcome::Hopeless(why) | ClaimOutcome::NotSent(Some(why)) if is_of_backup => {
             set_blocked(at, why)
@@ -404,6 +408,12 @@ mod tests {
                 assert_eq!((at.leg, at.uncalled), (leg, false), "{:?}", of.outcome);
                 assert_eq!(at.asked.as_ref().unwrap().blocked.is_some(), is_blocked);
                 assert_eq!((half_done(&record, 2).count(), half_done(&record, 1).count()), (1, 0));
+                let mut late = record.clone();
+                enter_end(&mut late, ID, ClaimAction::Attach, &done(), &in_two(is_ready));
+                let is_done = leg == Leg::Making;
+                let asked = attachment(&late, ID).unwrap().asked.clone().unwrap();
+                assert_eq!(asked.blocked.is_some(), is_blocked && !is_done);
+                assert_eq!(is_of_backup(attachment(&late, ID).unwrap(), 2), !is_done);
                 attach_again(&mut record, ID);
                 let at = attachment(&record, ID).unwrap();
                 assert_eq!((at.leg, at.asked.as_ref().unwrap().blocked.as_ref()), (Leg::Making, None));

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
 use crate::attach::{Controller, attached, claiming, failed, head, is_publish, row, user, user_named};
-use crate::by_call::{ask, at, attach_ask, attaching, detach_ask, detaching};
+use crate::by_call::{ask, at, attach_ask, attaching, detach_ask, detaching, once};
 use crate::creations::{create, created, creating, deleting, is_delete, registration};
 use crate::operators::{csictl, operator};
 use crate::site::{First, Node, Refusal, Session, Site, eventually, register};
@@ -1494,6 +1494,40 @@ async fn attachment_by_call_stays_until_it_is_detached() {
     controller.end(&call, How::Answer(Answer::default())).await;
     detach.await.unwrap().unwrap();
     assert!(at(&site, "data", "id of n1").await.is_empty());
+}
+
+/// The volume may have been attached with another context since the backup.
+#[tokio::test]
+async fn attach_repeated_after_a_restore_is_made() {
+    let site = Site::start(1).await;
+    site.register("data", "single-node-writer").await;
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    let attach = attaching(&site.operator(0, "attaches"), attach_ask("data", "x"));
+    let call = controller.called().await;
+    controller.end(&call, attached("/dev/x")).await;
+    let before = attach.await.unwrap().unwrap();
+    eventually("nobody calls", async || !head(&site, "data").await.contains("driver")).await;
+    restored(&site, 0, 1).await.unwrap();
+    controller.join_again(0).await;
+    hold(&controller.node, 0, page(&controller.node, 2, vec![], true)).await.unwrap();
+    resumed(&site, 2).await;
+    controller.join_again(0).await;
+    // The plugin refuses it first, and nothing is detached.
+    let attach = attaching(&site.operator(0, "attaches"), attach_ask("data", "x"));
+    let call = controller.called().await;
+    assert!(is_publish(&call), "{call:?}");
+    controller.end(&call, failed(CallClass::Refused)).await;
+    assert_eq!(attach.await.unwrap().unwrap_err().kind, "PluginError");
+    assert!(!controller.is_called(Duration::from_secs(8)).await, "it is undone, or called again at once");
+    let attach = attaching(&site.operator(0, "attaches"), attach_ask("data", "x"));
+    let call = controller.called().await;
+    controller.end(&call, attached("/dev/y")).await;
+    let after = attach.await.unwrap().unwrap();
+    assert_ne!(after.publish_context, before.publish_context);
+    // The attachment is not of the backup any more.
+    let again = once(&mut site.operator(0, "attaches"), What::Attach(attach_ask("data", "x"))).await;
+    assert!(again.is_ok() && !controller.is_called(Duration::from_secs(1)).await, "{again:?}");
+    assert!(half_done(&site).await.is_empty());
 }
 
 /// Returns what an audit finds of attachments by AttachVolume that the backup has half done.
