@@ -16,6 +16,7 @@ use crate::excluded::left_attached;
 use crate::failure::Result;
 use crate::records::{TRIES, busy, stepped};
 use crate::rows::{NodeRow, NodeState, Read};
+use crate::view::attachment_name;
 
 /// Claims that are read together.
 const CLAIMS: usize = 500;
@@ -64,12 +65,7 @@ impl Cluster {
             for at in attachments(&record).filter(|at| at.leg != Leg::Removing).filter(is_left) {
                 left.count += 1;
                 if left.first.len() < LEFT {
-                    let VolumeName { namespace, volume } = record.name.clone();
-                    left.first.push(AttachmentName {
-                        namespace,
-                        volume,
-                        node_id: at.node_id.clone().unwrap_or_default(),
-                    });
+                    left.first.push(attachment_name(&record, at));
                 }
             }
             if attachments(&record).any(|at| is_to_end(&record, at, node, &row.value)) {

@@ -1,7 +1,6 @@
 //! The servers that run, as operators see them.
 
 use csi_proto::cluster::v1::{AttachmentName, ServerRow as Shown, ServerRows};
-use csid::store::registry::{Attachment, Record};
 use csid_etcd::{RowKey, Rows};
 
 use crate::by_call::half_done;
@@ -10,6 +9,7 @@ use crate::failure::Result;
 use crate::heard::Missing;
 use crate::nodes::SERVERS;
 use crate::rows::{self, Mode, Read, ServerRow};
+use crate::view::attachment_name;
 
 /// The most attachments of a backup that a list names.
 const HALF_DONE: usize = 64;
@@ -54,14 +54,9 @@ impl Cluster {
     /// Returns the first attachments by AttachVolume that a backup has half done.
     async fn half_done(&self, generation: u64) -> Result<Vec<AttachmentName>> {
         let records = self.registry.attached_by_call(|record| half_done(record, generation).next().is_some());
-        let name = |record: &Record, at: &Attachment| AttachmentName {
-            namespace: record.name.namespace.clone(),
-            volume: record.name.volume.clone(),
-            node_id: at.node_id.clone().unwrap_or_default(),
-        };
         let mut names = Vec::new();
         for record in records.await? {
-            names.extend(half_done(&record, generation).map(|at| name(&record, at)));
+            names.extend(half_done(&record, generation).map(|at| attachment_name(&record, at)));
         }
         names.truncate(HALF_DONE);
         Ok(names)

@@ -1,7 +1,7 @@
 //! Records as callers see them.
 
 use csi_proto::cluster::v1::{
-    AttachmentRow, ClaimInList, ClaimRow, NodeExpansion, QueueRow, Spec, Use, VolumeRow,
+    AttachmentName, AttachmentRow, ClaimInList, ClaimRow, NodeExpansion, QueueRow, Spec, Use, VolumeRow,
 };
 use csi_proto::identity::{Identity, Role};
 use csid::cluster::rows::write_spec;
@@ -113,6 +113,16 @@ pub fn attachment(at: &Attachment, caller: &Identity) -> AttachmentRow {
         owner: asked.owner,
         id: asked.id,
         publish_context: Default::default(),
+    }
+}
+
+/// Returns an attachment as operators see it who have to end it.
+pub fn attachment_name(record: &Record, at: &Attachment) -> AttachmentName {
+    AttachmentName {
+        namespace: record.name.namespace.clone(),
+        volume: record.name.volume.clone(),
+        node_id: at.node_id.clone().unwrap_or_default(),
+        node: at.node.clone(),
     }
 }
 

@@ -183,10 +183,12 @@ async fn fence(servers: &Servers, args: args::Fence, json: bool, tried: &mut Tri
         );
     }
     let volume = |of: &AttachmentName| format!("{}/{}", of.namespace, of.volume);
-    for (volume, node_id) in row.left.iter().map(|of| (volume(of), of.node_id.clone())) {
-        let text = format!(
-            "volume {volume} is still attached to {node_id}: nobody has accepted this name of node {node}"
-        );
+    for of in &row.left {
+        let why = match of.node.is_empty() || of.node == node {
+            true => format!("nobody has accepted this name of node {node}"),
+            false => format!("it was attached for node {}", of.node),
+        };
+        let text = format!("volume {} is still attached to {}: {why}", volume(of), of.node_id);
         eprintln!("{}", plain(&text));
     }
     if row.left_count > 0 {
@@ -213,7 +215,11 @@ async fn accept(servers: &Servers, args: args::Accept, json: bool, tried: &mut T
         anyhow::bail!("node {node} has seen nothing that etcd does not have");
     }
     let machine = match &row.other {
-        Some(other) if row.state != BLOCKED && !forget => {
+        Some(other)
+            if row.state != BLOCKED
+                && !forget
+                && (name.is_empty() || machine_id.as_ref().is_some_and(|given| *given != own.machine_id)) =>
+        {
             let from = match other.machine_id == own.machine_id {
                 true => format!("the journal {}", other.journal_id),
                 false => format!("the machine {} with the journal {}", other.machine_id, other.journal_id),

@@ -458,7 +458,7 @@ pub fn servers_json(rows: &ServerRows) -> Value {
             json!({ "node": of.node, "count": of.count, "more": of.more, "revision": of.revision })
         }).collect::<Vec<_>>(),
         "half-done": rows.half_done.iter().map(|of| {
-            json!({ "namespace": of.namespace, "volume": of.volume, "node-id": of.node_id })
+            json!({ "namespace": of.namespace, "volume": of.volume, "node-id": of.node_id, "node": of.node })
         }).collect::<Vec<_>>(),
         "cause": rows.cause,
         "by": rows.by,
@@ -620,7 +620,7 @@ grants-differ  /csid/v1/server/\u{fffd}x  it";
             "{notes:?}"
         );
         let (namespace, volume, node_id) = ("prod".into(), "db".into(), "i 1".into());
-        let half_done = vec![AttachmentName { namespace, volume, node_id }];
+        let half_done = vec![AttachmentName { namespace, volume, node_id, node: String::new() }];
         let rows = ServerRows { half_done, ..ServerRows::default() };
         let due = "csictl --operator volume detach prod db 'i 1'";
         assert!(notes_of_servers(&rows).last().unwrap().ends_with(due));
