@@ -22,7 +22,7 @@ async fn c1(w: &mut World, link: &Path) -> Client {
 }
 
 /// Does the same. `does`: what its csid.toml says of controllers.
-async fn c1_that(w: &mut World, link: &Path, does: &str) -> Client {
+pub async fn c1_that(w: &mut World, link: &Path, does: &str) -> Client {
     let plugin = w.add_plugin_and("p", &[], "").await;
     plugin.set(|script| {
         script.control(ATTACH);

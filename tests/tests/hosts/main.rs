@@ -17,6 +17,7 @@ mod refused;
 mod restored;
 mod shown;
 mod unheld;
+mod withheld;
 
 use std::path::Path;
 

@@ -263,7 +263,7 @@ impl Volumes {
         let secrets = self.secrets_of(call).await.map_err(withheld)?;
         // The plugin may repeat what an earlier call brought, or a mount here. Only a call's own secrets can be cut out of its message.
         let had_secrets = controller.had_secrets(|| self.shared.rows_tell_of_secrets(plugin)).await;
-        let secrets_forgotten = secrets.is_none() && had_secrets.map_err(withheld)?;
+        let secrets_forgotten = had_secrets.map_err(withheld)?;
         // A uid of another host is none of this one's. Volumes of the servers are root's here.
         let context =
             CallContext { uid: 0, secrets: secrets.as_ref(), secrets_forgotten, patience: call.deadline };
