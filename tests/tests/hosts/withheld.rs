@@ -79,3 +79,19 @@ fn call_with_secrets_shows_no_other_calls_secrets() {
         fails_without_words(w, &site, &client, &claimed, "b").await;
     });
 }
+
+#[test]
+fn restarted_csid_shows_no_earlier_secrets() {
+    world(async |w| {
+        let site = one_server(&["data"]).await;
+        let link = site.node("c1");
+        let (client, claimed) = plugin_that_knows(w, &site, &link).await;
+        drop(client);
+        w.kill();
+        assert!(w.launch(&[]).await);
+        joined(w).await;
+        let client = w.client().await;
+        healthy(&client, "p").await;
+        fails_without_words(w, &site, &client, &claimed, "data").await;
+    });
+}

@@ -104,7 +104,7 @@ impl Context {
         let latest = Instant::now() + operation;
         let controller =
             self.plugins.controller(plugin, deadline.map_or(latest, |deadline| deadline.min(latest))).await?;
-        let secrets_forgotten = controller.had_secrets(|| self.rows_tell_of_secrets(plugin)).await?;
+        let secrets_forgotten = controller.had_secrets(|| self.may_have_sent_secrets(plugin)).await?;
         let left = |deadline: Instant| deadline.saturating_duration_since(Instant::now()).min(operation);
         let patience = deadline.map_or(operation, left);
         Ok((controller, CallContext { uid, secrets, secrets_forgotten, patience }))

@@ -262,7 +262,7 @@ impl Volumes {
         call.rpc.refuse_in_use(&controller).map_err(withheld)?;
         let secrets = self.secrets_of(call).await.map_err(withheld)?;
         // The plugin may repeat what an earlier call brought, or a mount here. Only a call's own secrets can be cut out of its message.
-        let had_secrets = controller.had_secrets(|| self.shared.rows_tell_of_secrets(plugin)).await;
+        let had_secrets = controller.had_secrets(|| self.shared.may_have_sent_secrets(plugin)).await;
         let secrets_forgotten = had_secrets.map_err(withheld)?;
         // A uid of another host is none of this one's. Volumes of the servers are root's here.
         let context =
