@@ -10,8 +10,8 @@ pub use self::helper::of_helper;
 use self::obstacle::by_obstacle;
 pub use self::operator::{explained_by_servers, of_operator};
 pub use self::plugin::{DRAINED, unhealthy};
-use self::steps::{DISABLED, FORGET, LIMIT, QUEUED, TOPOLOGY, WAITING};
-use self::text::obstructed;
+use self::steps::{CLAIM, DISABLED, FORGET, LIMIT, QUEUED, TOPOLOGY, WAITING};
+use self::text::{UNGRANTED, obstructed};
 use crate::shell::quoted;
 
 mod attention;
@@ -237,6 +237,10 @@ fn csid(error: &CsidError, tried: &Tried) -> Option<String> {
              name of the volume, the same options and an access mode for several users, such as \
              single-node-multi-writer. If an unmount does not end: `csictl explain {volume}`."
         ),
+        Kind::PluginUnavailable if error.details.step.as_deref() == Some(CLAIM) => format!(
+            "The servers lack a report of a host: of one with the plugin's controller (`csictl --operator node list`), or of this one \
+             (`csictl cluster status`, `csictl plugin show {plugin}`)."
+        ),
         Kind::PluginUnavailable => {
             format!(
                 "See why: `csictl plugin show {plugin}`, and {log}. If csid does not run it, start what listens at its socket. Then \
@@ -253,6 +257,11 @@ fn csid(error: &CsidError, tried: &Tried) -> Option<String> {
         }
         Kind::PluginError if error.details.rpc.is_none() => format!("The plugin's log: {log}."),
         Kind::PluginError => format!("The plugin refused it. Its log: {log}."),
+        Kind::NotSupported if error.message.ends_with(UNGRANTED) => {
+            "csid-server.toml of each server needs that grant for a host with the plugin's controller, in the volume's namespace, then \
+             `systemctl reload csid-server`: /usr/share/doc/csid/docs/cluster.md, \"Controllers\"."
+                .to_owned()
+        }
         Kind::NotSupported if tried.command == "adopt-mount" => {
             "Adopt it under a name that is not registered, with --plugin, --external-id and --publish-context; its present manager detaches it."
                 .to_owned()
@@ -507,6 +516,28 @@ mod tests {
         let limit = Details { step: Some(LIMIT.into()), ..Details::default() };
         let hint = said(Kind::ClaimConflict, limit, &tried);
         assert!(hint.contains("`csictl plugin show p`") && hint.contains("--queue TIME"), "{hint}");
+    }
+
+    #[test]
+    fn claim_without_a_controller_names_the_hosts() {
+        let tried = Tried { plugin: Some("p".into()), ..tried("mount") };
+        let claim = Details { step: Some(CLAIM.into()), ..Details::default() };
+        let hint = said(Kind::PluginUnavailable, claim.clone(), &tried);
+        assert!(
+            hint.contains("`csictl --operator node list`") && hint.contains("`csictl plugin show p`"),
+            "{hint}"
+        );
+        assert!(!hint.contains("start what listens"), "{hint}");
+        let message =
+            format!("ns/v: plugin p attaches volumes, and no node with the grant controller:p{UNGRANTED}");
+        let hint = failed(Kind::NotSupported, &message, claim, &tried);
+        assert!(
+            hint.contains("csid-server.toml") && hint.contains("`systemctl reload csid-server`"),
+            "{hint}"
+        );
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../server/src/controllers.rs");
+        let source = std::fs::read_to_string(path).unwrap();
+        assert!(source.contains(UNGRANTED.trim_start()), "no server says: {UNGRANTED}");
     }
 
     #[test]

@@ -19,7 +19,7 @@ use crate::by_call::{
     is_of_backup, meant, name_of_call, remove, set_keeper, unfinished,
 };
 use crate::cluster::{Cluster, is_in_state, meta_guard, node_guard};
-use crate::controllers::{no_controller, plugin_guard};
+use crate::controllers::plugin_guard;
 use crate::failure::{Result, ServerError};
 use crate::grants::May;
 use crate::random;
@@ -289,7 +289,7 @@ impl Cluster {
         if !around.has_controllers {
             return match self.has_changed_plugin(plugin, &around).await? {
                 true => Ok(None),
-                false => Err(no_controller(name, plugin)),
+                false => Err(self.no_controller(name, plugin)),
             };
         }
         guards.push(plugin_guard(plugin, around.plugin.as_ref()));

@@ -13,7 +13,7 @@ use csid::{Error, Kind};
 use tokio::time::Instant;
 
 use crate::cluster::{Cluster, is_in_state, meta_guard, node_guard, not_joined};
-use crate::controllers::{no_controller, plugin_guard};
+use crate::controllers::plugin_guard;
 use crate::excluded::{left_attached, refuse_excluded};
 use crate::failure::{Result, ServerError};
 use crate::grants::May;
@@ -209,7 +209,7 @@ impl Cluster {
         let is_due = match next {
             ClaimNext::Taken => Ok(false),
             ClaimNext::Unseen if claims.attaches.is_none() => Err(unseen(node, plugin)),
-            _ if !around.has_controllers => Err(no_controller(name, plugin)),
+            _ if !around.has_controllers => Err(self.no_controller(name, plugin)),
             ClaimNext::Unseen => Err(no_node_id(node, record, &around)),
             _ => Ok(true),
         };

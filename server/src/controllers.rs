@@ -55,6 +55,19 @@ impl Cluster {
         row.is_some_and(|row| row.controllers.iter().any(is_one))
     }
 
+    /// Returns the error of a volume that no host can attach. Without a grant no host ever will. Otherwise one may just have begun, and the
+    /// node asks again until its caller's deadline.
+    pub fn no_controller(&self, name: &VolumeName, plugin: &str) -> ServerError {
+        let (kind, why) = match self.config.grants.name_controller(Some(&name.namespace), plugin) {
+            true => (Kind::PluginUnavailable, "has reported a controller that does"),
+            false => (Kind::NotSupported, "is in csid-server.toml for this namespace"),
+        };
+        let text = format!(
+            "{name}: plugin {plugin} attaches volumes, and no node with the grant controller:{plugin} {why}"
+        );
+        Error::new(kind, text).into()
+    }
+
     /// Returns which of some nodes may be asked about a plugin, in an order that stays the same. `namespace`: for volumes of this one. `None`: of some
     /// namespace.
     pub fn hosts_of_plugin(
@@ -151,15 +164,6 @@ impl Cluster {
         Err(Error::new(Kind::Busy, format!("the row of plugin {plugin} changed {TRIES} times meanwhile"))
             .into())
     }
-}
-
-/// Returns the error of a volume that no host can attach.
-pub fn no_controller(name: &VolumeName, plugin: &str) -> ServerError {
-    let text = format!(
-        "{name}: plugin {plugin} attaches volumes, and no node with the grant controller:{plugin} has reported a controller that does"
-    );
-    // Its host may just have begun. The node asks again until its caller's deadline.
-    Error::new(Kind::PluginUnavailable, text).into()
 }
 
 /// Returns the guard of a plugin's row. A claim is granted without an attachment only while the plugin has no controller.

@@ -122,19 +122,15 @@ impl Grants {
 
     /// Returns whether a node may be sent calls to a plugin's controller for volumes of a namespace. `None`: of some namespace.
     pub fn allow_controller(&self, node: &Identity, namespace: Option<&str>, plugin: &str) -> bool {
-        let is_in = |grant: &Grant| {
-            namespace
-                .is_none_or(|namespace| grant.namespaces.iter().any(|name| name == "*" || name == namespace))
-        };
-        let names = |word: &String| word.strip_prefix(CONTROLLER) == Some(plugin);
-        let of_node = |grant: &Grant| is_of(grant, node) && is_in(grant) && grant.may.iter().any(names);
+        let of_node = |grant: &Grant| is_of(grant, node) && names_controller(grant, namespace, plugin);
         node.role == Role::Node && self.now().iter().any(of_node)
     }
 
-    /// Returns whether some grant names the plugin's controller.
-    pub fn names_controller(&self, plugin: &str) -> bool {
-        let names = |word: &String| word.strip_prefix(CONTROLLER) == Some(plugin);
-        self.now().iter().any(|grant| grant.may.iter().any(names))
+    /// Returns whether some node may be sent such calls.
+    pub fn name_controller(&self, namespace: Option<&str>, plugin: &str) -> bool {
+        let of_nodes =
+            |grant: &Grant| grant.who.starts_with("node/") && names_controller(grant, namespace, plugin);
+        self.now().iter().any(of_nodes)
     }
 
     /// Returns whether the identity may do this in some namespace.
@@ -163,6 +159,13 @@ impl Grants {
         let text = serde_json::to_vec(&*self.now()).unwrap_or_default();
         Sha256::digest(text)[..8].iter().map(|byte| format!("{byte:02x}")).collect()
     }
+}
+
+/// Returns whether a grant names a plugin's controller for volumes of a namespace. `None`: of some namespace.
+fn names_controller(grant: &Grant, namespace: Option<&str>, plugin: &str) -> bool {
+    let is_in = |namespace| grant.namespaces.iter().any(|name| name == "*" || name == namespace);
+    let names = |word: &String| word.strip_prefix(CONTROLLER) == Some(plugin);
+    namespace.is_none_or(is_in) && grant.may.iter().any(names)
 }
 
 fn is_of(grant: &Grant, identity: &Identity) -> bool {
@@ -256,6 +259,10 @@ mod tests {
             !allow(Role::Node, "ctl-1", Some("prod"), "cep") && !allow(Role::Node, "ctl-1", None, "cephfs")
         );
         assert!(!allow(Role::Node, "db-1", None, "ceph") && !allow(Role::Operator, "a", None, "ceph"));
+        let name = |namespace, plugin| grants.name_controller(namespace, plugin);
+        assert!(name(Some("prod"), "ceph") && name(None, "ceph"));
+        assert!(!name(Some("test"), "ceph"), "an operator runs no controller");
+        assert!(!name(Some("prod"), "cephfs") && !name(None, "cep"));
     }
 
     #[test]

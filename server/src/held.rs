@@ -132,7 +132,7 @@ impl Cluster {
             }
             true => None,
             // Nobody could detach it.
-            false if !self.config.grants.names_controller(&of.plugin) => {
+            false if !self.config.grants.name_controller(None, &of.plugin) => {
                 let text =
                     format!("{name} is attached by plugin {}, and no grant names its controller", of.plugin);
                 return Err(Error::new(Kind::NotSupported, text));

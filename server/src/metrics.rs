@@ -206,7 +206,7 @@ fn rpc_at(path: &str) -> &'static str {
 
 /// Returns a plugin's name as a label: it stands in a grant, and so an administrator has written it.
 pub fn plugin_of<'a>(grants: &Grants, plugin: &'a str) -> &'a str {
-    match grants.names_controller(plugin) {
+    match grants.name_controller(None, plugin) {
         true => plugin,
         false => OTHER,
     }

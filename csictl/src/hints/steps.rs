@@ -9,6 +9,9 @@ pub(super) const LIMIT: &str = "count the plugin's volumes";
 /// The step of a claim of a volume that this node cannot reach.
 pub(super) const TOPOLOGY: &str = "look at the topology";
 
+/// The step of a claim that the servers of the cluster are asked for.
+pub(super) const CLAIM: &str = "claim";
+
 /// The step of a forced release.
 pub(super) const FORGET: &str = "forget";
 
@@ -35,9 +38,19 @@ mod tests {
     fn step_words_are_in_csids_source() {
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../csid/src/error.rs");
         let steps = std::fs::read_to_string(path).unwrap();
-        for step in
-            [DISABLED, LIMIT, TOPOLOGY, FORGET, QUEUED, WAITING, UNUSED, CLAIMS, OTHER_VOLUMES, SNAPSHOT]
-        {
+        for step in [
+            DISABLED,
+            LIMIT,
+            TOPOLOGY,
+            CLAIM,
+            FORGET,
+            QUEUED,
+            WAITING,
+            UNUSED,
+            CLAIMS,
+            OTHER_VOLUMES,
+            SNAPSHOT,
+        ] {
             assert!(steps.contains(&format!("=> \"{step}\"")), "no step is called {step}");
         }
     }

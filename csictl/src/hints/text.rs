@@ -43,6 +43,9 @@ pub(super) const UNSEEN: &str = " is in use by processes that csid may not see";
 /// The words between the path of a mount and its users in another mount namespace.
 pub(super) const ELSEWHERE: &str = " is in use in another mount namespace, by ";
 
+/// The words at the end of a server's error about a plugin that no host may attach volumes for.
+pub(super) const UNGRANTED: &str = " is in csid-server.toml for this namespace";
+
 /// The words before another error of csid's.
 pub(super) const UNSETTLED: &str = "an earlier operation has not ended: ";
 

@@ -1,6 +1,7 @@
 //! Claims of two nodes at two servers.
 
-use csi_proto::cluster::v1::{Attaches, ListAsk, ReleaseAsk, VolumeAsk, to_node};
+use csi_proto::cluster::v1::change_ask::What;
+use csi_proto::cluster::v1::{Attaches, ListAsk, PluginReport, ReleaseAsk, VolumeAsk, to_node};
 use tonic::Code;
 
 use crate::site::{Refusal, Site, eventually, register};
@@ -110,6 +111,35 @@ async fn plugin_that_attaches_or_is_unknown_is_refused() {
     assert!(raw.below("/csid/v1/vol/default/data/claim/").await.is_empty(), "a refused claim was written");
 }
 
+/// No report of a node can change that: the caller need not wait.
+#[tokio::test]
+async fn plugin_without_a_controllers_grant_is_refused() {
+    let site = Site::start(1).await;
+    let mut ask = register("data", "single-node-writer");
+    let Some(What::Register(of)) = &mut ask.what else { unreachable!() };
+    of.plugin = "ungranted".into();
+    site.operator(0, "all").change(ask).await.unwrap();
+    let node = site.node("n1");
+    let (_, mut session) = node.say_hello(0).await.unwrap();
+    session
+        .report_as(PluginReport {
+            plugin: "ungranted".into(),
+            attaches: Attaches::Yes.into(),
+            node_id: "id of n1".into(),
+            controller: true,
+            ..PluginReport::default()
+        })
+        .await;
+    let refused = node.claim(0, "data").await.unwrap_err();
+    assert!(refused.message.contains("no node with the grant controller:ungranted"), "{refused:?}");
+    assert_eq!(
+        (refused.code, refused.kind.as_str(), refused.retryable),
+        (Code::Unimplemented, "NotSupported", false)
+    );
+    let mut raw = site.raw().await;
+    assert!(raw.below("/csid/v1/vol/default/data/claim/").await.is_empty(), "a refused claim was written");
+}
+
 /// The node reports at one server, and claims at the other, which has an older row in memory.
 #[tokio::test]
 async fn plugin_that_another_server_wrote_is_known() {
@@ -194,7 +224,7 @@ async fn list_has_the_namespaces_of_the_caller_in_pages() {
     let mut operator = site.operator(0, "all");
     for n in 0..510 {
         let mut ask = register(&format!("v{n:03}"), "single-node-writer");
-        if let Some(csi_proto::cluster::v1::change_ask::What::Register(register)) = &mut ask.what
+        if let Some(What::Register(register)) = &mut ask.what
             && n % 2 == 0
         {
             register.namespace = "hidden".into();
@@ -248,7 +278,7 @@ async fn registration_is_its_owners_and_one_per_volume() {
     site.register("data", "single-node-writer").await;
     let mut operator = site.operator(0, "all");
     let mut other = register("other", "single-node-writer");
-    let Some(csi_proto::cluster::v1::change_ask::What::Register(of)) = &mut other.what else { panic!() };
+    let Some(What::Register(of)) = &mut other.what else { panic!() };
     of.external_id = "ext-data".into();
     let taken = Refusal::of(&operator.change(other).await.unwrap_err());
     assert_eq!(taken.kind, "AlreadyExists");
