@@ -231,6 +231,13 @@ impl EtcdRegistry {
         Ok((lists::restless(&volumes), volumes.revision))
     }
 
+    /// Does the same. Fails if a volume cannot be read, for it may have such work.
+    pub async fn all_restless(&self) -> Result<Vec<Record>, EtcdError> {
+        let volumes = self.inner.volumes().await?;
+        lists::all_readable(&self.inner.keys, &volumes)?;
+        Ok(lists::restless(&volumes))
+    }
+
     /// Returns the volumes that AttachVolume has attached and that match. Volumes that cannot be read are left out.
     pub async fn attached_by_call(
         &self,

@@ -6,7 +6,7 @@ use csi_proto::identity::Identity;
 use csid::store::registry::{Record, RecordFilter, Registration, Registry, Standing, VolumeName};
 use csid::volume::rules;
 use csid::{Error, Kind};
-use csid_etcd::{Expected, Guard, RowKey};
+use csid_etcd::{EtcdError, Expected, Guard, RowKey};
 
 use crate::cluster::Cluster;
 use crate::failure::{Result, ServerError};
@@ -118,13 +118,20 @@ impl Cluster {
     }
 
     /// Refuses to delete a volume while another one is made from it. The intent of a creation writes the record of its source, so a record that
-    /// has changed since then is not deleted. The volume may have another name by then.
+    /// has changed since then is not deleted. The volume may have another name by then. A volume that cannot be read may be made from it, too.
     pub(crate) async fn refuse_copied(&self, caller: &Identity, record: &Record) -> Result<()> {
         if record.registration.as_ref().is_none_or(|of| of.standing != Standing::Registered) {
             return Ok(());
         }
         self.registry.reached(record.revision).await?;
-        let (records, _) = self.registry.restless().await?;
+        let records = self.registry.all_restless().await.map_err(|error| match error {
+            // The key has the name of a volume, which may be of another namespace.
+            EtcdError::Unreadable { key, why: _ } => {
+                tracing::warn!(key, volume = %record.name, "a deletion is refused: a value in etcd cannot be read");
+                Error::internal("a volume's record in etcd cannot be read, and may be that of a copy").into()
+            }
+            error => ServerError::from(error),
+        })?;
         let id = record.volume.handle.text();
         let is_copy = |other: &&Record| {
             other.volume.plugin == record.volume.plugin

@@ -316,6 +316,28 @@ async fn source_is_not_deleted_while_it_is_copied() {
     assert!(kept > 0 && refused > 0, "{kept} deletions and {refused} creations were refused");
 }
 
+/// A server of another version may have written the record of the copy.
+#[tokio::test]
+async fn source_of_an_unreadable_copy_is_not_deleted() {
+    let site = Site::start(2).await;
+    let mut controller = start(&site, "operator/all").await;
+    let _creation = creating_from(&site, 0, "operator/all", from("", "data"));
+    let call = controller.called().await;
+    assert!(is_create(&call), "{call:?}");
+    site.raw().await.put("/csid/v1/vol/default/copy/reg", "\"hunter2\"").await;
+    eventually("the deletion fails by the record", async || {
+        let refused = deleting(&site, 1, "data").await.unwrap().unwrap_err();
+        // The volume may be of another namespace.
+        assert!(!refused.message.contains("hunter2") && !refused.message.contains("/csid/v1"), "{refused:?}");
+        // Until the damage has come to the server, it knows the copy.
+        refused.kind == "Internal" && refused.message.contains("cannot be read")
+    })
+    .await;
+    assert!(!controller.is_called(Duration::from_millis(500)).await, "the plugin was sent a deletion");
+    let source = registration(&site, "data").await;
+    assert!(!source.is_empty() && !source.contains("deleting"), "{source}");
+}
+
 /// The source has another name by then. The server that began the creation is killed.
 #[tokio::test]
 async fn ended_creation_leaves_its_source_free() {
