@@ -107,15 +107,18 @@ pub async fn mount(words: Vec<OsString>) -> Result<(), HelperFailure> {
         );
     }
     // A unit's start has systemd read both files when this process ends.
-    if options.netdev
-        && !arguments.no_utab
-        && !unit::is_around()
-        && !unit::wait_for_order(&request.target).await
-    {
-        eprintln!(
-            "mount.csi: {} is mounted, but systemd does not know the mount yet; a shutdown now may stop csid before the unmount",
-            request.target
-        );
+    if options.netdev && !arguments.no_utab && !unit::is_around() {
+        let is_ordered = tokio::select! {
+            is_ordered = unit::wait_for_order(&request.target) => is_ordered,
+            // The mount is made, and stays.
+            () = stop.wait() => false,
+        };
+        if !is_ordered {
+            eprintln!(
+                "mount.csi: {} is mounted, but systemd does not know the mount yet; a shutdown now may stop csid before the unmount",
+                request.target
+            );
+        }
     }
     Ok(())
 }

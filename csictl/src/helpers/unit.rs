@@ -64,14 +64,19 @@ async fn show(unit: &str) -> Option<String> {
         .stdin(Stdio::null())
         .kill_on_drop(true);
     let output = systemctl.output().await.ok().filter(|output| output.status.success())?;
-    Some(String::from_utf8_lossy(&output.stdout).into_owned())
+    // In a chroot systemctl asks nobody, prints nothing, and ends with 0.
+    let shown = String::from_utf8_lossy(&output.stdout).into_owned();
+    value_in(&shown, "ActiveState").is_some().then_some(shown)
 }
 
 /// `shown`: lines `KEY=VALUE`.
+fn value_in<'a>(shown: &'a str, key: &str) -> Option<&'a str> {
+    shown.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='))
+}
+
 fn is_before_csid(shown: &str) -> bool {
-    let value = |key| shown.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
-    value("ActiveState") == Some("active")
-        && value("After").is_some_and(|units| units.split(' ').any(|unit| unit == REMOTE))
+    value_in(shown, "ActiveState") == Some("active")
+        && value_in(shown, "After").is_some_and(|units| units.split(' ').any(|unit| unit == REMOTE))
 }
 
 #[cfg(test)]

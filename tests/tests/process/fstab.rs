@@ -1,8 +1,9 @@
 //! mount(8) and umount(8), which run csictl as mount.csi and umount.csi.
 
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use csid_client::{AccessMode, Client, MountRow};
 use csid_tests::ask::*;
@@ -285,6 +286,57 @@ fn signal_cancels_the_mount() {
         w.honest();
         w.nothing_left(&client).await;
         assert_eq!((kernel::stacked(Path::new(&target)).unwrap(), noted()), (0, 0));
+    });
+}
+
+/// Replaces systemctl by a script with this output. It makes the file `asked`.
+fn replace_systemctl(w: &World, output: &str) {
+    let path = w.path("sbin/systemctl");
+    let script = format!("#!/bin/sh\ntouch {}\nprintf '{output}'\n", w.path("asked").display());
+    fs::write(&path, script).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+#[test]
+fn signal_ends_the_wait_for_systemd_alone() {
+    world(async |w| {
+        let client = running(w).await;
+        let host = Host::new(w);
+        let target = host.target("t");
+        replace_systemctl(w, "ActiveState=inactive\\nAfter=\\n");
+        let mut helper = Command::new("/sbin/mount.csi");
+        helper.args(["default/v", &target, "-o", OPTIONS]).env("PATH", "/usr/sbin:/usr/bin:/bin");
+        let helper = helper.stderr(std::process::Stdio::piped()).kill_on_drop(true).spawn().unwrap();
+        eventually("systemd is asked", async || w.path("asked").exists()).await;
+        let begun = Instant::now();
+        kill_process(Pid::from_raw(helper.id().unwrap().cast_signed()).unwrap(), Signal::TERM).unwrap();
+        let output = helper.wait_with_output().await.unwrap();
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(
+            output.status.code() == Some(0) && text.contains("is mounted, but systemd does not know"),
+            "{text}"
+        );
+        assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+        assert_eq!(only_row(&client).await.state, "mounted");
+        host.succeeds(&["umount", &target]).await;
+        w.nothing_left(&client).await;
+    });
+}
+
+/// In a chroot systemctl prints nothing, and succeeds.
+#[test]
+fn mount_waits_for_no_silent_systemctl() {
+    world(async |w| {
+        let client = running(w).await;
+        let host = Host::new(w);
+        let target = host.target("t");
+        replace_systemctl(w, "");
+        let mut helper = Command::new("/sbin/mount.csi");
+        helper.args(["default/v", &target, "-o", OPTIONS]).env("PATH", "/usr/sbin:/usr/bin:/bin");
+        assert_eq!(ended(helper).await, (0, String::new()));
+        assert!(w.path("asked").exists());
+        host.succeeds(&["umount", &target]).await;
+        w.nothing_left(&client).await;
     });
 }
 
