@@ -9,7 +9,7 @@ use csid_etcd::{Expected, Guard, RowKey, Rows, Write, Written};
 
 use crate::cluster::{Cluster, Phase, RESTORED, meta_guard, node_guard};
 use crate::failure::Result;
-use crate::joins::JoinUnderWay;
+use crate::joins::{JoinUnderWay, OpenJoin};
 use crate::names::NodeNames;
 use crate::presence::Here;
 use crate::rows::{
@@ -170,11 +170,12 @@ impl Cluster {
             Write { value: Some(rows::write(&of_node, &row)?), key: of_node, lease: 0 },
             Write { value: Some(rows::write(&of_session, &session)?), key: of_session, lease: here.lease },
         ];
-        let was_open = std::mem::replace(&mut under_way.is_open, true);
+        let this = OpenJoin { node: guard.clone(), server: here.id.clone() };
+        let was_open = under_way.open.replace(this);
         let revision = match self.rows.write(&[guard, meta_guard(&meta), here.guard()], writes).await? {
             Written::Done { revision } => revision,
             Written::Refused(key) => {
-                under_way.is_open = was_open;
+                under_way.open = was_open;
                 self.forget(&key);
                 return Ok(None);
             }
@@ -194,7 +195,7 @@ impl Cluster {
             drain,
             forget,
         };
-        under_way.is_open = false;
+        under_way.open = None;
         Ok(Some(Joined::Welcome(Box::new(welcome), joining)))
     }
 
@@ -269,21 +270,40 @@ impl Cluster {
     /// `has_session`: whether a node has a session with this server.
     pub async fn end_unbegun(&self, has_session: impl Fn(&str) -> bool) -> Result<()> {
         let here = self.presence.here()?;
-        for node in self.joins.open() {
-            let key = RowKey::Session { node: node.clone(), server: here.id.clone() };
-            let Some(row) = self.rows.read(&key).await? else { continue };
-            // Another join may have written the row meanwhile.
-            if has_session(&node) || !self.joins.open().contains(&node) {
+        for (node, join) in self.joins.open() {
+            // What the join compares is read before the row that it writes.
+            let may_write = join.server == here.id && self.holds(&join.node).await?;
+            let key = RowKey::Session { node: node.clone(), server: join.server.clone() };
+            let row = self.rows.read(&key).await?;
+            // Another join may have written the row meanwhile. A session's row may be the open join's, and stay when the session has ended.
+            if has_session(&node) || !self.joins.is_open(&node, &join) {
                 continue;
             }
-            let guard = Guard { key: key.clone(), is: Expected::Revision(row.revision) };
-            let write = Write { key, value: None, lease: 0 };
-            if let Written::Done { .. } = self.rows.write(&[guard], vec![write]).await? {
-                // The join may yet write: the row may have been an earlier session's.
-                tracing::info!(node, "the row of a session that has not begun was removed");
+            if let Some(row) = row {
+                let guard = Guard { key: key.clone(), is: Expected::Revision(row.revision) };
+                let write = Write { key, value: None, lease: 0 };
+                if let Written::Done { .. } = self.rows.write(&[guard], vec![write]).await? {
+                    tracing::info!(node, "the row of a session that has not begun was removed");
+                }
+                // The row may have been an earlier session's.
+                continue;
+            }
+            if !may_write {
+                self.joins.close(&node);
             }
         }
         Ok(())
+    }
+
+    /// Returns whether a row is as a guard has it.
+    async fn holds(&self, guard: &Guard) -> Result<bool> {
+        let row = self.rows.read(&guard.key).await?;
+        Ok(match guard.is {
+            Expected::Absent => row.is_none(),
+            Expected::Revision(revision) => row.is_some_and(|row| row.revision == revision),
+            // No join compares that.
+            Expected::Created(_) | Expected::Touched(_) => true,
+        })
     }
 
     /// Keeps what a node reports of its plugins.

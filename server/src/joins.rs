@@ -1,14 +1,10 @@
 //! Joins of nodes that are under way at this server, and those that have ended without an outcome. Such a join may have left the row of a session
-//! that has not begun.
+//! that has not begun, or may yet write it: a member of etcd can stand still with the transaction for any time.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
-use tokio::time::Instant;
-
-/// How long a join without an outcome may still write the row of its session.
-const OPEN: Duration = Duration::from_secs(120);
+use csid_etcd::{Expected, Guard};
 
 /// The joins of nodes at this server that are under way, and those that have ended without an outcome.
 #[derive(Default)]
@@ -17,16 +13,37 @@ pub struct Joins(Mutex<BTreeMap<String, JoinsOfNode>>);
 #[derive(Default)]
 struct JoinsOfNode {
     under_way: usize,
-    /// The end of the last join without an outcome. `None`: there was none since the last one that has succeeded.
-    open: Option<Instant>,
+    /// The join without an outcome that has read the latest row of the node. `None`: none may write any more.
+    open: Option<OpenJoin>,
+}
+
+/// A join without an outcome. Its transaction fails once what it compares has changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenJoin {
+    /// The node's row.
+    pub node: Guard,
+    /// This server's ID.
+    pub server: String,
+}
+
+impl OpenJoin {
+    /// Returns the revision of the node's row that the join compares. 0: the row was not there.
+    fn revision(&self) -> u64 {
+        match self.node.is {
+            Expected::Absent => 0,
+            Expected::Created(revision) | Expected::Revision(revision) | Expected::Touched(revision) => {
+                revision
+            }
+        }
+    }
 }
 
 /// A join that is under way, until its session is entered. Its drop ends that.
 pub struct JoinUnderWay<'a> {
     pub joins: &'a Joins,
     node: &'a str,
-    /// Whether a try may have written the row of the session, or may yet do so.
-    pub is_open: bool,
+    /// The try that may have written the row of the session, or may yet do so.
+    pub open: Option<OpenJoin>,
 }
 
 impl Joins {
@@ -37,24 +54,29 @@ impl Joins {
     /// Notes that a node joins.
     pub fn begin<'a>(&'a self, node: &'a str) -> JoinUnderWay<'a> {
         self.lock().entry(node.to_owned()).or_default().under_way += 1;
-        JoinUnderWay { joins: self, node, is_open: false }
+        JoinUnderWay { joins: self, node, open: None }
     }
 
-    /// Returns the nodes whose last join has ended without an outcome, and that do not join now.
-    pub fn open(&self) -> Vec<String> {
-        let mut nodes = self.lock();
-        nodes.retain(|_, of| {
-            of.open = of.open.filter(|ended| ended.elapsed() < OPEN);
-            of.under_way > 0 || of.open.is_some()
-        });
-        let is_open = |(_, of): &(&String, &JoinsOfNode)| of.under_way == 0 && of.open.is_some();
-        nodes.iter().filter(is_open).map(|(node, _)| node.clone()).collect()
+    /// Returns the last joins that have ended without an outcome, by the nodes that do not join now.
+    pub fn open(&self) -> Vec<(String, OpenJoin)> {
+        let nodes = self.lock();
+        let open = nodes.iter().filter(|(_, of)| of.under_way == 0);
+        open.filter_map(|(node, of)| Some((node.clone(), of.open.clone()?))).collect()
     }
 
-    /// Notes that no earlier join writes any more, because one has succeeded.
+    /// Returns whether this is the last join of a node that does not join now.
+    pub fn is_open(&self, node: &str, join: &OpenJoin) -> bool {
+        self.lock().get(node).is_some_and(|of| of.under_way == 0 && of.open.as_ref() == Some(join))
+    }
+
+    /// Notes that no earlier join writes any more.
     pub fn close(&self, node: &str) {
-        if let Some(of) = self.lock().get_mut(node) {
+        let mut nodes = self.lock();
+        if let Some(of) = nodes.get_mut(node) {
             of.open = None;
+            if of.under_way == 0 {
+                nodes.remove(node);
+            }
         }
     }
 }
@@ -64,9 +86,8 @@ impl Drop for JoinUnderWay<'_> {
         let mut nodes = self.joins.lock();
         if let Some(of) = nodes.get_mut(self.node) {
             of.under_way -= 1;
-            if self.is_open {
-                of.open = Some(Instant::now());
-            }
+            // Of two with the same revision the later one may be of another ID of this server.
+            of.open = of.open.take().into_iter().chain(self.open.take()).max_by_key(OpenJoin::revision);
             if of.under_way == 0 && of.open.is_none() {
                 nodes.remove(self.node);
             }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use csid_etcd::double::Double;
-use csid_etcd::{RowKey, Write};
+use csid_etcd::{Expected, Guard, RowKey, Write};
 use sha2::{Digest, Sha256};
 
 use super::breaks::Break;
@@ -14,6 +14,7 @@ use super::faults::Faults;
 use super::network::Network;
 use super::scene::{Outcome, init, play};
 use super::server;
+use crate::joins::OpenJoin;
 use crate::rows::{self, SessionRow};
 
 /// Seeds of a run without tests/simulation.
@@ -168,8 +169,10 @@ async fn late_row_of_a_join_without_outcome_goes() {
     let server = server::start(&double, &Arc::new(Network::new(Dice::new(1), Arc::default())), 0);
     let cluster = &server.service.cluster;
     let here = cluster.presence.subscribe().wait_for(Option::is_some).await.unwrap().clone().unwrap();
+    let node = RowKey::Node("n1".into());
     let mut join = cluster.joins.begin("n1");
-    join.is_open = true;
+    let guard = Guard { key: node.clone(), is: Expected::Absent };
+    join.open = Some(OpenJoin { node: guard, server: here.id.clone() });
     drop(join);
     let key = RowKey::Session { node: "n1".into(), server: here.id.clone() };
     for which in ["earlier", "late"] {
@@ -179,5 +182,12 @@ async fn late_row_of_a_join_without_outcome_goes() {
         assert!(cluster.rows.read(&key).await.unwrap().is_some());
         tokio::time::sleep(Duration::from_secs(10)).await;
         assert!(cluster.rows.read(&key).await.unwrap().is_none(), "the {which} row stays");
+        // A member of etcd may stand still for any time.
+        tokio::time::sleep(Duration::from_secs(600)).await;
     }
+    assert_eq!(cluster.joins.open().len(), 1, "the join may yet write");
+    let write = Write { key: node, value: Some(Vec::new()), lease: 0 };
+    cluster.rows.write(&[], vec![write]).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert_eq!(cluster.joins.open(), [], "the node's row is another");
 }
