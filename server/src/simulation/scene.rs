@@ -8,9 +8,7 @@ use std::time::Duration;
 use csi_proto::cluster::v1::cluster_server::Cluster as Calls;
 use csi_proto::cluster::v1::{Capability, ChangeAsk, Register, ReleaseAsk, Spec, change_ask};
 use csi_proto::identity::Role;
-use csid_etcd::double::{Clear, Double};
-use csid_etcd::{EtcdRegistry, Expected, Guard, RowKey, Timing, Write};
-use futures_util::FutureExt;
+use csid_etcd::double::Double;
 use tokio::time::{Instant, sleep};
 use tonic::Request;
 
@@ -21,11 +19,10 @@ use super::modes::{access_mode, is_single};
 use super::network::{Network, Place};
 use super::node::{Host, Parts, Servers};
 use super::scheduler::Scheduler;
-use super::server::{self, CLUSTER, Running, identity};
+use super::server::{self, Running, identity};
 use super::world::World;
 use crate::folding::broken;
 use crate::random::seeded;
-use crate::rows::{self, MetaRow, SCHEMAS};
 
 /// How long the cluster has to come to rest when nothing fails any more. A claim that was given up is tried again after 300 s.
 const REST: Duration = Duration::from_secs(900);
@@ -99,26 +96,12 @@ struct Scene {
     scheduler: Option<Arc<Scheduler>>,
 }
 
-/// Writes the cluster's row, as csid-server init does.
-pub async fn init(double: &Double) {
-    let events = Box::new(|_| std::future::ready(()).boxed());
-    let connections = vec![double.connect(Arc::new(Clear))];
-    let registry = EtcdRegistry::start_at(connections, "/csid/", Timing::default(), events).unwrap();
-    // The answer has the ID of etcd's cluster.
-    registry.rows().read(&RowKey::Meta).await.unwrap();
-    let meta = MetaRow::new(CLUSTER, SCHEMAS, registry.rows().etcd_cluster());
-    let guard = Guard { key: RowKey::Meta, is: Expected::Absent };
-    let value = Some(rows::write(&RowKey::Meta, &meta).unwrap());
-    let write = Write { value, key: RowKey::Meta, lease: 0 };
-    registry.rows().write(&[guard], vec![write]).await.unwrap();
-}
-
 impl Scene {
     async fn new(seed: u64, is_broken: Option<Break>, keeps_log: bool) -> Scene {
         let dice = Dice::new(seed);
         let double = Double::default();
         tokio::spawn(double.clone().run());
-        init(&double).await;
+        server::init(&double).await;
         let seen = Arc::new(Faults::default());
         let network = Arc::new(Network::new(dice.clone(), seen.clone()));
         let world =

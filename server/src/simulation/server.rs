@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use csi_proto::cluster::v1::cluster_server::ClusterServer;
 use csi_proto::identity::{Identity, Role};
-use csid_etcd::double::Double;
-use csid_etcd::{EtcdRegistry, Timing};
+use csid_etcd::double::{Clear, Double};
+use csid_etcd::{EtcdRegistry, Expected, Guard, RowKey, Timing, Write};
 use futures_util::FutureExt;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
@@ -21,7 +21,7 @@ use crate::grants::{Grant, Grants};
 use crate::places::Places;
 use crate::presence::Presence;
 use crate::program::{ask_nodes, end_sessions};
-use crate::rows::{SCHEMAS, ServerRow};
+use crate::rows::{self, MetaRow, SCHEMAS, ServerRow};
 use crate::service::Service;
 use crate::sessions::Sessions;
 
@@ -98,6 +98,20 @@ fn config(name: &str) -> Config {
         fence: Default::default(),
         grants: Grants::new(grants).unwrap(),
     }
+}
+
+/// Writes the cluster's row, as csid-server init does.
+pub async fn init(double: &Double) {
+    let events = Box::new(|_| std::future::ready(()).boxed());
+    let connections = vec![double.connect(Arc::new(Clear))];
+    let registry = EtcdRegistry::start_at(connections, "/csid/", Timing::default(), events).unwrap();
+    // The answer has the ID of etcd's cluster.
+    registry.rows().read(&RowKey::Meta).await.unwrap();
+    let meta = MetaRow::new(CLUSTER, SCHEMAS, registry.rows().etcd_cluster());
+    let guard = Guard { key: RowKey::Meta, is: Expected::Absent };
+    let value = Some(rows::write(&RowKey::Meta, &meta).unwrap());
+    let write = Write { value, key: RowKey::Meta, lease: 0 };
+    registry.rows().write(&[guard], vec![write]).await.unwrap();
 }
 
 /// Returns a registry of a server on the etcd in memory.

@@ -12,7 +12,7 @@ use super::breaks::Break;
 use super::dice::Dice;
 use super::faults::Faults;
 use super::network::Network;
-use super::scene::{Outcome, init, play};
+use super::scene::{Outcome, play};
 use super::server;
 use crate::joins::OpenJoin;
 use crate::rows::{self, SessionRow};
@@ -165,7 +165,7 @@ fn seed_repeats_its_scene_in_another_process() {
 async fn late_row_of_a_join_without_outcome_goes() {
     let double = Double::default();
     tokio::spawn(double.clone().run());
-    init(&double).await;
+    server::init(&double).await;
     let server = server::start(&double, &Arc::new(Network::new(Dice::new(1), Arc::default())), 0);
     let cluster = &server.service.cluster;
     let here = cluster.presence.subscribe().wait_for(Option::is_some).await.unwrap().clone().unwrap();
