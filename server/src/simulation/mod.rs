@@ -2,13 +2,15 @@
 //! decides everything: which messages are late, lost or doubled, who dies when, and how the plugin answers. It all runs on one thread and on
 //! tokio's paused clock, so a seed does the same each time.
 //!
-//! `scene` sets up a cluster and breaks it, `server` is a server of it, `node` a host, `scheduler` has volumes attached by call, `world` is the
-//! storage and the judge, `history` the judge of etcd, `modes` what the volumes are used for, `network` what is
-//! between them, `faults` counts what goes wrong. Always true: nodes and servers share no state but by messages, and nothing but the judge sees both.
+//! `scene` sets up a cluster and breaks it, `server` is a server of it, `node` a host, `scheduler` has volumes attached by call, `client` is how it asks the
+//! servers, `world` is the storage and the judge, `history` the judge of etcd, `modes` what the volumes are used
+//! for, `network` what is between them, `faults` counts what goes wrong. Always true: nodes and servers share no state but by messages, and nothing
+//! but the judge sees both.
 //!
 //! `CSID_SIM_SEED` repeats one seed, `CSID_SIM_SEEDS` is how many are tried, `CSID_SIM_LOG` shows what happens.
 
 mod breaks;
+mod client;
 mod dice;
 mod faults;
 mod history;

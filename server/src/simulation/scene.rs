@@ -13,6 +13,7 @@ use tokio::time::{Instant, sleep};
 use tonic::Request;
 
 use super::breaks::Break;
+use super::client::Client;
 use super::dice::Dice;
 use super::faults::{Fault, Faults};
 use super::modes::{access_mode, is_single};
@@ -142,12 +143,12 @@ impl Scene {
         let hosts: Vec<_> = (0..hosts)
             .map(|n| Host::new(first + n, &format!("c{}", first + n), Vec::new(), parts()))
             .collect();
+        let client =
+            |name| Client { name, servers: servers.clone(), world: world.clone(), dice: dice.clone() };
         let has_scheduler = !volumes[0].ends_with("plain") && !has_slow_plugin && dice.once_in(4);
         let scheduler = has_scheduler.then(|| {
             Arc::new(Scheduler {
-                servers: servers.clone(),
-                world: world.clone(),
-                dice: dice.clone(),
+                client: client("the scheduler"),
                 volume: volumes[0].clone(),
                 stops: AtomicBool::new(false),
                 has_ended: AtomicBool::new(false),
