@@ -21,11 +21,18 @@ type Holder = (String, String);
 pub struct History {
     /// The first revision that was not looked at.
     next: i64,
-    /// Each node's boot, as its row has it.
-    boots: BTreeMap<String, String>,
+    /// What each node's row says of it.
+    nodes: BTreeMap<String, Node>,
     volumes: BTreeMap<String, Volume>,
     /// The names of claims that were taken at some time.
     taken: BTreeSet<String>,
+}
+
+/// A node's boot and state, as its row has them.
+struct Node {
+    boot: String,
+    /// The revision from which on the node is not blocked. `None`: it is.
+    ready: Option<i64>,
 }
 
 #[derive(Default)]
@@ -66,9 +73,14 @@ fn exclude(volume: &str, one: &Holder, other: &Holder) -> bool {
 }
 
 /// Returns whether the call of a claim is of the boot that its node's row has.
-fn is_of_boot(boots: &BTreeMap<String, String>, claim: &Claim) -> bool {
-    let boot = boots.get(&claim.node).and_then(|boot| boot.strip_prefix("boot ")?.split(' ').next());
+fn is_of_boot(nodes: &BTreeMap<String, Node>, claim: &Claim) -> bool {
+    let boot = nodes.get(&claim.node).and_then(|node| node.boot.strip_prefix("boot ")?.split(' ').next());
     boot.is_some_and(|boot| claim.call.starts_with(&format!("node/{0}/{0}-{boot}.", claim.node)))
+}
+
+/// Returns whether the node of a claim is not blocked.
+fn is_ready(nodes: &BTreeMap<String, Node>, claim: &Claim) -> bool {
+    nodes.get(&claim.node).is_some_and(|node| node.ready.is_some())
 }
 
 fn holder(claim: &Claim) -> Holder {
@@ -127,7 +139,7 @@ impl Volume {
 
 impl History {
     pub fn new() -> History {
-        History { next: 1, boots: BTreeMap::new(), volumes: BTreeMap::new(), taken: BTreeSet::new() }
+        History { next: 1, nodes: BTreeMap::new(), volumes: BTreeMap::new(), taken: BTreeSet::new() }
     }
 
     /// Looks at what has changed. Returns the rules that were broken.
@@ -141,7 +153,13 @@ impl History {
                 let key = String::from_utf8_lossy(&kv.key).into_owned();
                 if let Some(node) = key.strip_prefix(NODES) {
                     let row: serde_json::Value = serde_json::from_slice(&kv.value).unwrap_or_default();
-                    self.boots.insert(node.to_owned(), row["boot"].as_str().unwrap_or_default().to_owned());
+                    let boot = row["boot"].as_str().unwrap_or_default().to_owned();
+                    let before = self.nodes.get(node).and_then(|before| before.ready);
+                    let ready = (row["state"] == "ready").then(|| before.unwrap_or(revision));
+                    if ready.is_none() && before.is_some() {
+                        seen.count(Fault::Blocked);
+                    }
+                    self.nodes.insert(node.to_owned(), Node { boot, ready });
                 } else if let Some((volume, part)) =
                     key.strip_prefix(VOLUMES).and_then(|rest| rest.split_once('/'))
                 {
@@ -170,8 +188,13 @@ impl History {
             return;
         }
         volume.note(revision);
-        if volume.queue.keys().any(|place| !queue.contains_key(place)) {
+        for (_, entry) in volume.queue.iter().filter(|(place, _)| !queue.contains_key(place)) {
             seen.count(Fault::Queued);
+            if !is_ready(&self.nodes, entry) || !is_of_boot(&self.nodes, entry) {
+                let text =
+                    format!("revision {revision} has {} wait, of a blocked node or another boot", entry.call);
+                broken.push(text);
+            }
         }
         for (of, claim) in &volume.claims {
             if claim.state == ClaimState::Taken {
@@ -185,8 +208,12 @@ impl History {
                 continue;
             }
             let place = queue.iter().find(|(_, entry)| entry.call == claim.call).map(|(place, _)| *place);
+            if !is_ready(&self.nodes, claim) {
+                let text = format!("revision {revision} grants {name} to {}, a blocked node's", claim.call);
+                broken.push(text);
+            }
             // What waits is granted to the node, whatever its boot.
-            if place.is_none() && !is_of_boot(&self.boots, claim) {
+            if place.is_none() && !is_of_boot(&self.nodes, claim) {
                 let text =
                     format!("revision {revision} grants {name} to {}, a call of another boot", claim.call);
                 broken.push(text);
@@ -226,7 +253,9 @@ impl History {
             && claim.state == ClaimState::Taken
             && !claim.releasing
             // A call of an earlier boot is refused what it had then.
-            && is_of_boot(&self.boots, claim)
+            && is_of_boot(&self.nodes, claim)
+            // A call of a blocked node is refused, too.
+            && self.nodes[&claim.node].ready.is_some_and(|ready| ready <= *since)
         {
             return Some(format!("the call {call} has the claim {}, and was refused: {text}", claim.id));
         }

@@ -2,8 +2,8 @@
 //! decides everything: which messages are late, lost or doubled, who dies when, and how the plugin answers. It all runs on one thread and on
 //! tokio's paused clock, so a seed does the same each time.
 //!
-//! `scene` sets up a cluster and breaks it, `server` is a server of it, `node` a host, `scheduler` has volumes attached by call, `client` is how it asks the
-//! servers, `world` is the storage and the judge, `history` the judge of etcd, `modes` what the volumes are used
+//! `scene` sets up a cluster and breaks it, `server` is a server of it, `node` a host, `scheduler` has volumes attached by call, `operator` blocks
+//! nodes, `client` is how both ask the servers, `world` is the storage and the judge, `history` the judge of etcd, `modes` what the volumes are used
 //! for, `network` what is between them, `faults` counts what goes wrong. Always true: nodes and servers share no state but by messages, and nothing
 //! but the judge sees both.
 //!
@@ -18,6 +18,7 @@ mod modes;
 mod network;
 mod node;
 // csid's own: which late calls a controller's node refuses.
+mod operator;
 #[path = "../../../csid/src/cluster/orders.rs"]
 #[allow(dead_code, reason = "no node of a scene is asked a question")]
 mod orders;

@@ -538,7 +538,7 @@ impl Host {
     }
 
     /// Waits until all of a crowd begin to claim.
-    async fn gather(&self) {
+    pub async fn gather(&self) {
         let past = self.begun.elapsed().as_millis() as u64 % GATHER.as_millis() as u64;
         sleep(GATHER - Duration::from_millis(past)).await;
     }

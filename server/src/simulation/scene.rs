@@ -19,6 +19,7 @@ use super::faults::{Fault, Faults};
 use super::modes::{access_mode, is_single};
 use super::network::{Network, Place};
 use super::node::{Host, Parts, Servers};
+use super::operator::Operator;
 use super::scheduler::Scheduler;
 use super::server::{self, Running, identity};
 use super::world::World;
@@ -95,6 +96,8 @@ struct Scene {
     is_broken: Option<Break>,
     /// `None`: claims alone are taken.
     scheduler: Option<Arc<Scheduler>>,
+    /// `None`: no node is blocked.
+    operator: Option<Arc<Operator>>,
 }
 
 impl Scene {
@@ -154,6 +157,11 @@ impl Scene {
                 has_ended: AtomicBool::new(false),
             })
         });
+        let has_operator = has_crowd && dice.once_in(2);
+        let operator = has_operator.then(|| {
+            let (client, nodes) = (client("the operator"), nodes.clone());
+            Arc::new(Operator { client, nodes, stops: AtomicBool::new(false) })
+        });
         Scene {
             dice,
             network,
@@ -166,6 +174,7 @@ impl Scene {
             world,
             is_broken,
             scheduler,
+            operator,
         }
     }
 
@@ -199,6 +208,9 @@ impl Scene {
         if let Some(scheduler) = self.scheduler.clone() {
             self.network.seen.count(Fault::Scheduled);
             tokio::spawn(async move { scheduler.run().await });
+        }
+        if let Some(operator) = self.operator.clone() {
+            tokio::spawn(async move { operator.run().await });
         }
         sleep(Duration::from_secs(1)).await;
         self.double.compares(self.is_broken != Some(Break::NoCompare));
@@ -446,12 +458,16 @@ impl Scene {
         self.world.calm();
         self.nodes.iter().for_each(|node| node.stops.store(true, Ordering::Relaxed));
         self.scheduler.iter().for_each(|of| of.stops.store(true, Ordering::Relaxed));
+        self.operator.iter().for_each(|of| of.stops.store(true, Ordering::Relaxed));
         let end = Instant::now() + REST;
         loop {
             if self.world.violation().is_some() {
                 return;
             }
             self.world.compare();
+            if let Some(operator) = &self.operator {
+                operator.accept_all().await;
+            }
             let restless = match self.nodes.iter().find(|node| !node.is_empty()) {
                 Some(node) => Some(format!("the journal of {}: {}", node.name, node.shown())),
                 None => {
