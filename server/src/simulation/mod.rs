@@ -7,7 +7,7 @@
 //! for, `network` what is between them, `faults` counts what goes wrong. Always true: nodes and servers share no state but by messages, and nothing
 //! but the judge sees both.
 //!
-//! `CSID_SIM_SEED` repeats one seed, `CSID_SIM_SEEDS` is how many are tried, `CSID_SIM_LOG` shows what happens.
+//! `CSID_SIM_SEED` repeats one seed, `CSID_SIM_SEEDS` is how many are tried, `CSID_SIM_FIRST` is the first of them, `CSID_SIM_LOG` shows what happens.
 
 mod breaks;
 mod client;
