@@ -123,7 +123,7 @@ impl Scene {
             3 => vec!["shared-plain".into()],
             _ => vec!["data".into()],
         };
-        let has_crowd = dice.once_in(if is_single(&volumes[0]) { 10 } else { 4 }) && !has_slow_plugin;
+        let has_crowd = dice.once_in(if is_single(&volumes[0]) { 6 } else { 4 }) && !has_slow_plugin;
         if has_crowd && is_single(&volumes[0]) && dice.once_in(2) {
             volumes[0] = if volumes[0] == "plain" { "team-plain" } else { "team" }.into();
         }
