@@ -10,7 +10,7 @@ use csid::store::registry::{AskedAttach, Attachment, Blocked, Record, Registry, 
 use csid::store::rows::Leg;
 use csid::volume::rules;
 use csid::{Error, Kind};
-use csid_etcd::RowKey;
+use csid_etcd::{Guard, RowKey};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -18,7 +18,7 @@ use crate::by_call::{
     attach_again, attachment, attachments, detach, end, failure_name, forget, is_ended, is_forgotten,
     is_of_backup, meant, name_of_call, remove, set_keeper, unfinished,
 };
-use crate::cluster::{Cluster, is_in_state, meta_guard, node_guard};
+use crate::cluster::{Cluster, is_in_state, meta_guard, node_guard, not_joined};
 use crate::controllers::plugin_guard;
 use crate::failure::{Result, ServerError};
 use crate::grants::May;
@@ -206,6 +206,20 @@ impl Cluster {
         }
     }
 
+    /// Refuses an attach again to a node that takes no volume now. Returns the guard of its row. `None`: no node has the name.
+    async fn refuse_unready(&self, plugin: &str, at: &Attachment) -> Result<Option<Guard>> {
+        let node = match at.node.as_str() {
+            "" => self.node_of_id(plugin, at.node_id.as_deref().unwrap_or_default()).await?,
+            node => Some(node.to_owned()),
+        };
+        let Some(node) = node else { return Ok(None) };
+        match self.node_now(&node).await? {
+            Some(row) if row.value.state == NodeState::Ready => Ok(Some(node_guard(&node, &row))),
+            Some(row) => Err(is_in_state(&node, row.value.state)),
+            None => Err(not_joined(&node)),
+        }
+    }
+
     /// Writes the intent of an attach, or joins the one that goes on. Returns the record. `None`: it or a row has changed since it was read.
     async fn try_attach(
         &self,
@@ -252,8 +266,11 @@ impl Cluster {
                 }
                 _ if progress.has_asked || progress.has_begun => return Ok(Some(record)),
                 // The volume may have been detached since the backup, or attached with another context.
-                Leg::Present | Leg::Removing if is_of_backup => attach_again(&mut after, &ask.node_id),
-                Leg::Making if is_of_backup && is_blocked => attach_again(&mut after, &ask.node_id),
+                leg if is_of_backup && (leg != Leg::Making || is_blocked) => {
+                    let of_node = self.refuse_unready(&record.volume.plugin, at).await?;
+                    guards.extend(of_node.filter(|guard| !guards.contains(guard)));
+                    attach_again(&mut after, &ask.node_id);
+                }
                 Leg::Removing if is_blocked => {
                     end(&mut after, &ask.node_id);
                 }

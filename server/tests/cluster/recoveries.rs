@@ -7,8 +7,8 @@ use csi_proto::cluster::v1::resume_ask::Step;
 use csi_proto::cluster::v1::{
     Answer, Attaches, AuditAsk, BlockAsk, CallClass, ChangeAsk, ClaimAsk, CreateAsk, DetachAsk, DrainAsk,
     FenceAsk, HeldClaim, HeldClaims, Hello, NodeAsk, NodeChange, PluginReport, RefusedClaim, ReleaseAsk,
-    RestoredAsk, ResumeAsk, ServerRows, ServersAsk, Spec, Use, VolumeAsk, Welcome, change_ask::What,
-    node_change::Change,
+    RestoredAsk, ResumeAsk, ServerRows, ServersAsk, Spec, UndrainAsk, Use, VolumeAsk, Welcome,
+    change_ask::What, node_change::Change,
 };
 use futures_util::FutureExt;
 use futures_util::future::join_all;
@@ -18,6 +18,7 @@ use tokio::task::JoinHandle;
 use crate::attach::{Controller, attached, claiming, failed, head, is_publish, row, user, user_named};
 use crate::by_call::{ask, at, attach_ask, attaching, detach_ask, detaching, once};
 use crate::creations::{create, created, creating, deleting, is_delete, registration};
+use crate::fence::set;
 use crate::operators::{csictl, operator};
 use crate::site::{First, Node, Refusal, Session, Site, eventually, register};
 use crate::together::transactions;
@@ -1502,30 +1503,46 @@ async fn attach_repeated_after_a_restore_is_made() {
     let site = Site::start(1).await;
     site.register("data", "single-node-writer").await;
     let mut controller = Controller::start(&site, "c1", 0).await;
-    let attach = attaching(&site.operator(0, "attaches"), attach_ask("data", "x"));
+    let (node, session) = user(&site, "n1", 0).await;
+    let attach = attaching(&site.operator(0, "attaches"), attach_ask("data", "id of n1"));
     let call = controller.called().await;
     controller.end(&call, attached("/dev/x")).await;
     let before = attach.await.unwrap().unwrap();
     eventually("nobody calls", async || !head(&site, "data").await.contains("driver")).await;
+    drop(session);
     restored(&site, 0, 1).await.unwrap();
     controller.join_again(0).await;
     hold(&controller.node, 0, page(&controller.node, 2, vec![], true)).await.unwrap();
+    let (_, mut session) = welcome(&node, 0).await;
+    session.report_name("id of n1").await;
+    hold(&node, 0, page(&node, 2, vec![], true)).await.unwrap();
     resumed(&site, 2).await;
+    drop(session);
     controller.join_again(0).await;
+    let (_, mut session) = welcome(&node, 0).await;
+    session.report_name("id of n1").await;
+    // A node that takes no volume now keeps what it has.
+    set(&site, 0, "n1", Change::Drain(DrainAsk {})).await.unwrap();
+    let row = at(&site, "data", "id of n1").await;
+    let drains = once(&mut site.operator(0, "attaches"), What::Attach(attach_ask("data", "id of n1"))).await;
+    assert_eq!(drains.unwrap_err().kind, "Busy");
+    assert!(row.contains("\"leg\":\"present\""), "{row}");
+    assert_eq!(at(&site, "data", "id of n1").await, row);
+    set(&site, 0, "n1", Change::Undrain(UndrainAsk {})).await.unwrap();
     // The plugin refuses it first, and nothing is detached.
-    let attach = attaching(&site.operator(0, "attaches"), attach_ask("data", "x"));
+    let attach = attaching(&site.operator(0, "attaches"), attach_ask("data", "id of n1"));
     let call = controller.called().await;
     assert!(is_publish(&call), "{call:?}");
     controller.end(&call, failed(CallClass::Refused)).await;
     assert_eq!(attach.await.unwrap().unwrap_err().kind, "PluginError");
     assert!(!controller.is_called(Duration::from_secs(8)).await, "it is undone, or called again at once");
-    let attach = attaching(&site.operator(0, "attaches"), attach_ask("data", "x"));
+    let attach = attaching(&site.operator(0, "attaches"), attach_ask("data", "id of n1"));
     let call = controller.called().await;
     controller.end(&call, attached("/dev/y")).await;
     let after = attach.await.unwrap().unwrap();
     assert_ne!(after.publish_context, before.publish_context);
     // The attachment is not of the backup any more.
-    let again = once(&mut site.operator(0, "attaches"), What::Attach(attach_ask("data", "x"))).await;
+    let again = once(&mut site.operator(0, "attaches"), What::Attach(attach_ask("data", "id of n1"))).await;
     assert!(again.is_ok() && !controller.is_called(Duration::from_secs(1)).await, "{again:?}");
     assert!(half_done(&site).await.is_empty());
 }
