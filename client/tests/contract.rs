@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     io::Read,
-    os::fd::AsFd,
+    os::{fd::AsFd, unix::net::UnixStream},
     path::{Path, PathBuf},
     pin::pin,
     process::{Child, Command, Stdio},
@@ -457,7 +457,8 @@ impl Bus {
             .stdin(Stdio::null())
             .spawn()
             .expect("dbus-daemon (package dbus-daemon) starts");
-        while !socket.exists() {
+        // The socket is there before the daemon listens at it.
+        while UnixStream::connect(&socket).is_err() {
             std::thread::sleep(Duration::from_millis(10));
         }
         Self(daemon, directory)
