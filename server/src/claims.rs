@@ -33,6 +33,14 @@ const RELEASE: Duration = Duration::from_secs(60);
 /// The least time between two looks at the record of a claim whose caller waits.
 const ELSEWHERE: Duration = Duration::from_millis(150);
 
+/// Returns the error of a claim whose turn has not come in time, or whose record others have changed all the time.
+fn late(wanted: &Wanted) -> ServerError {
+    let (name, consumer) = (&wanted.name, &wanted.claim.consumer);
+    ServerError::Unavailable(format!(
+        "{name}: the claim of {consumer} had no turn in time: others claim the volume"
+    ))
+}
+
 impl Cluster {
     /// Takes a claim, or finds it taken. `has_session`: the calling node has a session with this server. Where the plugin attaches, the
     /// caller waits for the controller's answer. When that takes too long the claim goes on, and the same call finds it. Where others are in
@@ -72,11 +80,12 @@ impl Cluster {
             match tried? {
                 Tried::Granted(granted) => return Ok(*granted),
                 Tried::Changed | Tried::Ended => tries += 1,
-                // A claim that an earlier try has written is there still, and so is its place in the queue.
+                // A claim that an earlier try has written is there still, and so is its place in the queue. An earlier message of the call may have
+                // written one, too.
                 Tried::Late => {
                     return Err(match waits {
                         Some(Found { in_queue: false, .. }) => not_yet(&wanted, None),
-                        _ => busy(&wanted.name),
+                        _ => late(&wanted),
                     });
                 }
                 Tried::Waits { id, error, revision } => {
