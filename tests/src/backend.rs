@@ -211,7 +211,11 @@ impl Backend {
 
     /// Returns the directory of a volume's data, which outlives every mount.
     pub fn data(&self, volume: &str) -> PathBuf {
-        self.directory.join("data").join(file_name(volume))
+        self.data_directory().join(file_name(volume))
+    }
+
+    pub fn data_directory(&self) -> PathBuf {
+        self.directory.join("data")
     }
 
     /// How often the volume is published since `change` of it.

@@ -24,6 +24,8 @@ pub struct Recorded {
     pub call: Call,
     /// The gRPC code answered; absent while it is open, or when the plugin died.
     pub code: Option<i32>,
+    /// When it was answered, by the clock of `call.at`.
+    pub ended: Option<u64>,
     /// The caller went away before the answer.
     pub cancelled: bool,
 }
@@ -54,6 +56,19 @@ impl TestPlugin {
     /// Returns the directory of the backend.
     pub fn state(&self) -> &Path {
         &self.state
+    }
+
+    /// Whether the backend is another one's.
+    pub fn is_sharing(&self) -> bool {
+        self.state != self.directory
+    }
+
+    /// Returns what its controller, or another one with this backend, has attached to this plugin's node, and else what it has made.
+    pub fn made(&self) -> Vec<String> {
+        let mut made = self.backend().made().expect("the backend");
+        let of_node = format!(" {}", self.script.node_id);
+        made.retain(|made| !self.is_sharing() || made.starts_with("attachment ") && made.ends_with(&of_node));
+        made
     }
 
     /// Has the plugin use another one's backend, from its next start on: the same storage on another host.
@@ -182,10 +197,12 @@ impl TestPlugin {
         let mut calls: Vec<Recorded> = Vec::new();
         for line in script::lines(&self.directory).expect("the record") {
             match line {
-                Line::Start(call) => calls.push(Recorded { call: *call, code: None, cancelled: false }),
+                Line::Start(call) => {
+                    calls.push(Recorded { call: *call, code: None, ended: None, cancelled: false })
+                }
                 Line::End(end) => {
                     if let Some(call) = calls.iter_mut().rev().find(|c| c.call.id == end.id) {
-                        call.code = Some(end.code);
+                        (call.code, call.ended) = (Some(end.code), Some(end.at));
                     }
                 }
                 Line::Cancelled(end) => {

@@ -6,6 +6,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use tonic::Code;
 
@@ -256,6 +257,12 @@ pub enum Line {
     Boot,
 }
 
+/// Returns the time by the clock of the record.
+pub fn now() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec.cast_unsigned() * 1_000_000 + now.tv_nsec.cast_unsigned() / 1000
+}
+
 /// A call as it came.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Call {
@@ -282,7 +289,7 @@ pub struct Call {
     pub context: Vec<(String, String)>,
     pub publish_context: Vec<(String, String)>,
     pub secrets: Vec<(String, String)>,
-    /// Microseconds since the plugin started.
+    /// Microseconds of the machine's monotonic clock, which all plugins of a test have in common.
     pub at: u64,
 }
 

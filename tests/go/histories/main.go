@@ -31,7 +31,9 @@ type line struct {
 	Client int
 	Volume string
 	// Single: the volume has one holder at most.
-	Single     bool
+	Single bool
+	// Attaches: the servers have the volume detached after its release was answered.
+	Attaches   bool
 	Start, End int64
 	// ok, refused, unknown.
 	Outcome string
@@ -185,6 +187,10 @@ func parse(from io.Reader) ([]porcupine.Operation, error) {
 	for at, l := range lines {
 		if l.Volume == "" {
 			continue
+		}
+		if l.Call == "release" && l.Attaches {
+			// Its claim is in others' way until the volume is detached.
+			l.Call = "unmount"
 		}
 		if !slices.Contains([]string{"ok", "refused", "unknown"}, l.Outcome) ||
 			!slices.Contains([]string{"take", "release", "unmount", "read"}, l.Call) {

@@ -32,6 +32,14 @@ func TestCheckerJudgesHistories(t *testing.T) {
 		{"a free volume is refused", `{"call":"take"` + a + `"start":1,"end":2,"outcome":"refused"}`, porcupine.Illegal},
 		{"lost claim", took + `
 {"call":"read","client":3,"volume":"v","start":3,"end":4,"outcome":"ok","holders":[]}`, porcupine.Illegal},
+		{"release of an attached volume ends late", took + `
+{"call":"release","attaches":true` + a + `"start":3,"end":4,"outcome":"ok"}
+{"call":"take"` + b + `"start":5,"end":6,"outcome":"refused"}
+{"call":"take"` + b + `"start":7,"end":8,"outcome":"ok"}`, porcupine.Ok},
+		{"released volume stays attached", took + `
+{"call":"release","attaches":true` + a + `"start":3,"end":4,"outcome":"ok"}
+{"call":"rest","start":5}
+{"call":"read","client":3,"volume":"v","start":6,"end":7,"outcome":"ok","holders":["n1/a"]}`, porcupine.Illegal},
 		{"open release", took + `
 {"call":"release"` + a + `"start":3,"end":4,"outcome":"unknown"}
 {"call":"take"` + b + `"start":5,"end":6,"outcome":"ok"}`, porcupine.Ok},

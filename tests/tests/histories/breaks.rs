@@ -99,7 +99,7 @@ fn is_seen(wrong: Break) {
         run.hosts(2).await;
         for round in 1..=ROUNDS {
             tokio::time::sleep(Duration::from_millis(150)).await;
-            wrong.once(&run, VOLUMES[round as usize % 3].0).await;
+            wrong.once(&run, VOLUMES[round as usize % 3].name).await;
             // Each judgement costs a second or less.
             if round.is_multiple_of(10) {
                 let (is_linearizable, said) = judge(&run.checker, &run.shared.history.path);

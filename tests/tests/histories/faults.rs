@@ -119,17 +119,18 @@ impl Faults {
         }
         let fault = self.round.pop().expect("a fault");
         let time = Duration::from_millis(1000 + self.dice.below(2500));
-        let host = self.dice.below(hosts.len() as u64) as usize;
+        // All attaching needs the first host.
+        let host = if self.dice.once_in(3) { 0 } else { self.dice.below(hosts.len() as u64) as usize };
         let server = self.dice.below(site.servers.len() as u64) as usize;
         tokio::time::sleep(Duration::from_millis(500 + self.dice.below(1500))).await;
         let way = self.dice.of(&[Way::Both, Way::Requests, Way::Answers]);
         let stop = if self.has_long_stops && self.dice.below(2) == 0 { LONG } else { time };
         let seconds = self.dice.of(&MOVES);
         println!(
-            "{:8.3} s: {} (host n{}, server s{server}, {way:?})",
+            "{:8.3} s: {} (host {}, server s{server}, {way:?})",
             shared.history.now() as f64 / 1e6,
             fault.name(),
-            host + 1
+            hosts[host].name
         );
         *self.counts.entry(fault).or_default() += 1;
         let begin = || shared.history.write(&Line::event(fault.name(), shared.history.now()));
@@ -230,10 +231,10 @@ impl Faults {
 
     /// Reads the holders of each volume in etcd, and writes them.
     pub async fn read(&self, site: &Site, shared: &Shared) {
-        for (volume, _) in VOLUMES {
+        for volume in VOLUMES {
             let start = shared.history.now();
-            let holders = holders(site, volume).await;
-            let (end, volume) = (shared.history.now(), volume.to_owned());
+            let holders = holders(site, volume.name).await;
+            let (end, volume) = (shared.history.now(), volume.name.to_owned());
             let outcome = Some(Outcome::Ok);
             let call = "read".to_owned();
             let client = READER;
@@ -343,7 +344,7 @@ async fn order(host: &Host, order: Order) {
 }
 
 /// Returns the holders of a volume in etcd, as NODE/CONSUMER. The read is linearizable.
-async fn holders(site: &Site, volume: &str) -> Vec<String> {
+pub async fn holders(site: &Site, volume: &str) -> Vec<String> {
     let prefix = format!("/csid/v1/vol/default/{volume}/claim/");
     let mut range_end = prefix.clone().into_bytes();
     *range_end.last_mut().expect("a prefix") += 1;

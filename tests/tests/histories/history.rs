@@ -25,10 +25,14 @@ pub struct Line {
     pub client: u32,
     pub volume: String,
     pub single: bool,
+    pub attaches: bool,
     pub start: i64,
     pub end: i64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outcome: Option<Outcome>,
+    /// What csid has answered in place of a success. For people.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub error: String,
     pub holders: Vec<String>,
 }
 

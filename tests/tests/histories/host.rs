@@ -1,4 +1,5 @@
-//! A host: a world with csid and plugin `p`, its clients, and what the faults order.
+//! A host: a world with csid, its plugins and clients, and what the faults order. The first host runs the controller of the plugin that attaches, and
+//! has no clients.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -6,18 +7,24 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use csid_tests::ask::healthy;
+use csid_tests::backend::Backend;
 use csid_tests::clock::Clock;
 use csid_tests::fault::Fault;
+use csid_tests::script::Half;
 use csid_tests::world::{World, eventually};
+use rustix::mount::mount_bind;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::sync::oneshot;
 
-use crate::load::{Shared, client};
+use crate::HOSTS;
+use crate::load::{ATTACHING, Shared, client};
 use crate::site::Node;
 
-/// The clients of each host.
-const CLIENTS: u32 = 3;
+/// The clients of each host but the first.
+pub const CLIENTS: u32 = 3;
+/// The host that runs the controller.
+pub const CONTROLLER: &str = "c1";
 
 pub struct Host {
     pub name: String,
@@ -44,6 +51,7 @@ pub async fn host(
     w: &mut World,
     name: &str,
     link: &Path,
+    storage: &Path,
     shared: Arc<Shared>,
     mut orders: UnboundedReceiver<(Order, oneshot::Sender<()>)>,
 ) {
@@ -52,12 +60,24 @@ pub async fn host(
     for (key, value) in clock.environment() {
         w.environment.insert(key.to_owned(), value.display().to_string());
     }
-    w.add_plugin_and("p", &[], "").await;
-    w.configure(&format!("node = {name:?}\n[cluster]\nname = \"prod\"\nlink = {link:?}\n"));
+    let is_controller = name == CONTROLLER;
+    let (mut plugins, mut keys) = (vec![ATTACHING], String::new());
+    if is_controller {
+        keys = format!("controllers = [{ATTACHING:?}]\n");
+    } else {
+        w.add_plugin_and("p", &[], "").await;
+        plugins.push("p");
+        // The witness of this host sees no controller. The plugin itself knows what is attached.
+        w.may_excuse(31, "with a publish_context, and the plugin does not attach");
+    }
+    attach(w, name, is_controller, storage).await;
+    w.configure(&format!("node = {name:?}\n[cluster]\nname = \"prod\"\nlink = {link:?}\n{keys}"));
     let own = w.start().await;
-    healthy(&own, "p").await;
+    for plugin in &plugins {
+        healthy(&own, plugin).await;
+    }
     joined(w).await;
-    let clients: Vec<_> = (0..CLIENTS)
+    let clients: Vec<_> = (0..if is_controller { 0 } else { CLIENTS })
         .map(|n| tokio::spawn(client(Arc::clone(&shared), name.to_owned(), n, w.socket())))
         .collect();
     shared.hosts.fetch_add(1, Ordering::SeqCst);
@@ -99,6 +119,35 @@ pub async fn host(
         own.cluster().await.is_ok_and(|cluster| cluster.owed == 0)
     })
     .await;
+    for plugin in plugins {
+        let record = (name.to_owned(), w.plugin(plugin).calls());
+        shared.records.lock().expect("the records").push(record);
+    }
+}
+
+/// Starts the host's part of the plugin that attaches. All hosts have its storage in common, but for the data. Each host has a file system of its own
+/// for that, as machines do. csid unmounts nothing that it sees in use in another mount namespace.
+async fn attach(w: &mut World, name: &str, is_controller: bool, storage: &Path) {
+    let data = w.path("data");
+    std::fs::create_dir(&data).expect("a directory");
+    mount_bind(&data, Backend::new(storage).data_directory()).expect("the data of this host");
+    let plugin = w.add_plugin_and(ATTACHING, &[], "").await;
+    plugin.set(|script| {
+        script.control(&["PUBLISH_UNPUBLISH_VOLUME"]);
+        script.node_id = node_id(name);
+        script.others = (1..=HOSTS[1]).map(|n| node_id(&format!("n{n}"))).collect();
+        if !is_controller {
+            script.serves = vec![Half::Node];
+        }
+    });
+    plugin.kill();
+    plugin.shares(storage.to_owned());
+    plugin.start().await;
+}
+
+/// Returns the name that the plugin has for a host.
+pub fn node_id(host: &str) -> String {
+    format!("node {host}")
 }
 
 async fn joined(w: &World) {

@@ -1,8 +1,9 @@
 //! The load: clients that claim or mount volumes and let them go again, through csid's socket.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use csid_client::{
@@ -10,13 +11,46 @@ use csid_client::{
 };
 use csid_tests::ask::NAMESPACE;
 use csid_tests::dice::Dice;
+use csid_tests::plugin::Recorded;
 
 use crate::history::{History, Line, Outcome};
 
-/// The volumes with their access modes.
-pub const VOLUMES: [(&str, &str); 4] =
-    [("one", SINGLE), ("two", SINGLE), ("three", SINGLE), ("many", "multi-node-multi-writer")];
-pub const SINGLE: &str = "single-node-writer";
+/// A volume of the load.
+#[derive(Clone, Copy, Debug)]
+pub struct Volume {
+    pub name: &'static str,
+    pub access_mode: &'static str,
+    pub plugin: &'static str,
+}
+
+impl Volume {
+    pub fn is_single(&self) -> bool {
+        self.access_mode == SINGLE
+    }
+
+    /// Whether a controller attaches it.
+    pub fn attaches(&self) -> bool {
+        self.plugin == ATTACHING
+    }
+
+    /// Returns the volume's ID at its plugin.
+    pub fn external_id(&self) -> String {
+        format!("ext-{}", self.name)
+    }
+}
+
+pub const VOLUMES: [Volume; 6] = [
+    Volume { name: "one", access_mode: SINGLE, plugin: "p" },
+    Volume { name: "two", access_mode: SINGLE, plugin: "p" },
+    Volume { name: "three", access_mode: SINGLE, plugin: "p" },
+    Volume { name: "many", access_mode: MANY, plugin: "p" },
+    Volume { name: "attached", access_mode: SINGLE, plugin: ATTACHING },
+    Volume { name: "attached-many", access_mode: MANY, plugin: ATTACHING },
+];
+/// The plugin whose volumes are attached.
+pub const ATTACHING: &str = "attaching";
+const SINGLE: &str = "single-node-writer";
+const MANY: &str = "multi-node-multi-writer";
 /// How long a call may take: csid's deadline, and how long a client waits for an answer.
 const DEADLINE: Duration = Duration::from_secs(4);
 const ANSWER: Duration = Duration::from_secs(8);
@@ -32,6 +66,12 @@ pub struct Shared {
     /// How long a client has a volume at most.
     pub held: Duration,
     pub stop: AtomicBool,
+    /// A client that has got a volume keeps it until `stop`.
+    pub keeps: AtomicBool,
+    /// The volumes that clients have, with the clients as NODE/CONSUMER.
+    pub had: Mutex<BTreeSet<(&'static str, String)>>,
+    /// What each plugin has recorded, by its host. A host adds it at its end.
+    pub records: Mutex<Vec<(String, Vec<Recorded>)>>,
     /// The run is broken on purpose. Nobody has to come to rest.
     pub is_broken: AtomicBool,
     /// The claims that were granted, and the hosts that run.
@@ -41,8 +81,9 @@ pub struct Shared {
 
 impl Shared {
     pub fn new(history: Arc<History>, seed: u64, held: Duration) -> Shared {
-        let (stop, is_broken, taken, hosts) = Default::default();
-        Shared { history, seed, held, stop, is_broken, taken, hosts }
+        let (stop, keeps, is_broken, taken, hosts) = Default::default();
+        let (had, records) = Default::default();
+        Shared { history, seed, held, stop, keeps, had, records, is_broken, taken, hosts }
     }
 }
 
@@ -72,22 +113,28 @@ pub async fn client(shared: Arc<Shared>, node: String, number: u32, socket: Path
     let who = format!("{node}/{consumer}");
     let mut caller = Caller { shared: Arc::clone(&shared), socket, connection: None, consumer, who, number };
     while !shared.stop.load(Ordering::SeqCst) {
-        let (volume, mode) = dice.of(&VOLUMES);
+        let volume = dice.of(&VOLUMES);
         let [take, leave] = dice.of(&[[Call::Claim, Call::Release], [Call::Mount, Call::Unmount]]);
-        let outcome = caller.call(take, volume, mode == SINGLE).await;
+        let outcome = caller.call(take, volume).await;
         if outcome != Outcome::Refused {
             if outcome == Outcome::Ok {
                 shared.taken.fetch_add(1, Ordering::SeqCst);
                 let held = dice.below(shared.held.as_millis() as u64);
+                let had = (volume.name, caller.who.clone());
+                shared.had.lock().expect("the volumes").insert(had.clone());
                 tokio::time::sleep(Duration::from_millis(held)).await;
+                while shared.keeps.load(Ordering::SeqCst) && !shared.stop.load(Ordering::SeqCst) {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+                shared.had.lock().expect("the volumes").remove(&had);
             }
             let begun = Instant::now();
             let mut pause = Duration::from_millis(100);
-            while caller.call(leave, volume, mode == SINGLE).await != Outcome::Ok {
+            while caller.call(leave, volume).await != Outcome::Ok {
                 if shared.is_broken.load(Ordering::SeqCst) {
                     return;
                 }
-                assert!(begun.elapsed() < REST, "{} did not let {volume} go", caller.who);
+                assert!(begun.elapsed() < REST, "{} did not let {} go", caller.who, volume.name);
                 // Each call whose outcome is not known doubles what the checker has to search.
                 tokio::time::sleep(pause).await;
                 pause = (2 * pause).min(LONGEST_PAUSE);
@@ -99,7 +146,7 @@ pub async fn client(shared: Arc<Shared>, node: String, number: u32, socket: Path
 
 impl Caller {
     /// Makes a call, and writes it with its outcome.
-    async fn call(&mut self, call: Call, volume: &str, single: bool) -> Outcome {
+    async fn call(&mut self, call: Call, volume: Volume) -> Outcome {
         if self.connection.is_none() {
             match Client::connect(&Target::Socket(self.socket.clone())).await {
                 Ok(client) => self.connection = Some(client),
@@ -116,8 +163,12 @@ impl Caller {
         }
         let connection = self.connection.clone().expect("a connection");
         let start = self.shared.history.now();
-        let answer = tokio::time::timeout(ANSWER, ask(&connection, call, volume, &self.consumer)).await;
+        let answer = tokio::time::timeout(ANSWER, ask(&connection, call, volume.name, &self.consumer)).await;
         let end = self.shared.history.now();
+        let error = match &answer {
+            Ok(Err(error)) => error.to_string(),
+            Ok(Ok(())) | Err(_) => String::new(),
+        };
         let outcome = match answer {
             Ok(Ok(())) => Outcome::Ok,
             // Other errors say nothing that the model needs.
@@ -133,12 +184,19 @@ impl Caller {
             Call::Release => "release",
             Call::Unmount => "unmount",
         };
-        let (call, who, volume) = (name.to_owned(), self.who.clone(), volume.to_owned());
-        let outcome_of = Some(outcome);
-        let client = self.number;
-        let line =
-            Line { call, who, client, volume, single, start, end, outcome: outcome_of, holders: vec![] };
-        self.shared.history.write(&line);
+        self.shared.history.write(&Line {
+            call: name.to_owned(),
+            who: self.who.clone(),
+            client: self.number,
+            volume: volume.name.to_owned(),
+            single: volume.is_single(),
+            attaches: volume.attaches(),
+            start,
+            end,
+            outcome: Some(outcome),
+            error,
+            holders: vec![],
+        });
         outcome
     }
 }

@@ -1,5 +1,5 @@
 //! Histories of a whole cluster: real etcd, servers, links and hosts, a seeded load of clients, and faults. porcupine judges what the clients
-//! saw (tests/go/histories), and a witness judges each host's calls to its plugin. `$CSID_FAULTS` is the number of faults, `$CSID_SEED`
+//! saw (tests/go/histories), a witness judges each host's calls to its plugin, and `storage` what the plugins of all hosts have recorded. `$CSID_FAULTS` is the number of faults, `$CSID_SEED`
 //! repeats the choices of a run. What the processes do with them is not repeated.
 
 mod breaks;
@@ -7,27 +7,32 @@ mod faults;
 mod history;
 mod host;
 mod load;
+mod storage;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use csi_proto::cluster::v1::change_ask::What;
+use csid_tests::backend::{Backend, Volume as Stored};
 use csid_tests::clock::Clock;
 use csid_tests::cluster as site;
 use csid_tests::dice::Dice;
+use csid_tests::etcd::Cluster as Etcd;
 use csid_tests::world::{World, eventually, within_time, world};
 use rustix::process::Signal;
 use tokio::sync::mpsc::unbounded_channel;
 
-use crate::faults::{Faults, claims, own_network};
+use crate::faults::{Faults, claims, holders, own_network};
 use crate::history::{History, Line};
-use crate::host::{Host, host};
-use crate::load::{Shared, VOLUMES};
+use crate::host::{CLIENTS, CONTROLLER, Host, host, node_id};
+use crate::load::{ATTACHING, Shared, VOLUMES};
 use crate::site::Site;
 
-/// The hosts at the start, and at the end.
+/// The hosts with clients at the start, and at the end.
 const HOSTS: [usize; 2] = [2, 5];
 /// The faults in `make test`.
 const FAULTS: usize = 20;
@@ -68,7 +73,10 @@ struct Run {
     /// The clocks of the servers.
     clocks: Vec<Clock>,
     shared: Arc<Shared>,
+    /// The first one runs the controller of the plugin that attaches.
     hosts: Vec<Host>,
+    /// What the plugin that attaches has, on all hosts.
+    storage: PathBuf,
     /// The fault that each csid has on purpose. Empty: none.
     csid_break: &'static str,
 }
@@ -79,55 +87,123 @@ impl Run {
         let checker = w.path("checker");
         assert!(go(&["build", "-o", checker.to_str().unwrap(), "."]));
         own_network();
-        let mut site = Site::start_on(3, servers, "").await;
+        let etcd = Etcd::start(3, &[]).await;
+        let grants = site::GRANTS.replace("controller:p", &format!("controller:{ATTACHING}"));
+        let section = format!("endpoints = {:?}\n{grants}", etcd.endpoints());
+        let mut site = Site::of(etcd, servers, "", &section);
         let clocks: Vec<_> = (0..servers).map(|n| Clock::new(&w.path(&format!("clock-s{n}")))).collect();
         site.environments = clocks.iter().map(|clock| clock.environment().to_vec()).collect();
         for n in 0..servers {
             site.servers[n].kill();
             site.servers[n] = site.start_server(n);
         }
-        for (volume, mode) in VOLUMES {
-            site.register(volume, mode).await;
+        let storage = w.path("storage");
+        let stored = Backend::new(&storage);
+        std::fs::create_dir_all(stored.data_directory()).expect("the storage");
+        for volume in VOLUMES {
+            let mut ask = site::register(volume.name, volume.access_mode);
+            if let Some(What::Register(register)) = &mut ask.what {
+                register.plugin = volume.plugin.into();
+            }
+            site.operator(0, "all").change(ask).await.expect("the registration");
+            if volume.attaches() {
+                stored.put(&Stored::provisioned(&volume.external_id(), 4 << 20)).expect("the storage");
+            }
         }
         let history = Arc::new(History::create(&w.path("history.jsonl")));
         let shared = Arc::new(Shared::new(history, seed, held));
-        Run { seed, checker, site, clocks, shared, hosts: Vec::new(), csid_break: "" }
-    }
-
-    /// Starts hosts until there are so many. Waits until all of them run, and claims were granted.
-    async fn hosts(&mut self, count: usize) {
-        while self.hosts.len() < count {
-            let name = format!("n{}", self.hosts.len() + 1);
-            let node = self.site.node(&name);
-            let (orders, taken) = unbounded_channel();
-            let (shared, link, of) = (Arc::clone(&self.shared), node.run().to_owned(), name.clone());
-            let thread = std::thread::Builder::new().name(name.clone());
-            let csid_break = self.csid_break;
-            let run = move || {
-                world(async move |w| {
-                    w.environment.insert("CSID_BREAK".into(), csid_break.into());
-                    Box::pin(host(w, &of, &link, shared, taken)).await;
-                });
-            };
-            self.hosts.push(Host { name, node, orders, thread: thread.spawn(run).expect("a thread") });
-        }
-        eventually("all hosts run", async || {
-            self.shared.hosts.load(Ordering::SeqCst) == count && self.shared.taken.load(Ordering::SeqCst) > 10
+        let mut run = Run { seed, checker, site, clocks, shared, hosts: Vec::new(), storage, csid_break: "" };
+        run.start_host(CONTROLLER.to_owned());
+        let row = format!("/csid/v1/plugin/{ATTACHING}");
+        eventually("the servers know the controller", async || {
+            !run.site.raw().await.below(&row).await.is_empty()
         })
         .await;
+        run
+    }
+
+    /// Starts hosts until so many have clients. Waits until all of them run, and claims were granted.
+    async fn hosts(&mut self, count: usize) {
+        while self.hosts.len() <= count {
+            self.start_host(format!("n{}", self.hosts.len()));
+        }
+        eventually("all hosts run", async || {
+            let (running, taken) = (&self.shared.hosts, &self.shared.taken);
+            running.load(Ordering::SeqCst) == self.hosts.len() && taken.load(Ordering::SeqCst) > 10
+        })
+        .await;
+    }
+
+    fn start_host(&mut self, name: String) {
+        let node = self.site.node(&name);
+        let (orders, taken) = unbounded_channel();
+        let (shared, link, of) = (Arc::clone(&self.shared), node.run().to_owned(), name.clone());
+        let thread = std::thread::Builder::new().name(name.clone());
+        let (csid_break, storage) = (self.csid_break, self.storage.clone());
+        let run = move || {
+            world(async move |w| {
+                w.environment.insert("CSID_BREAK".into(), csid_break.into());
+                Box::pin(host(w, &of, &link, &storage, shared, taken)).await;
+            });
+        };
+        self.hosts.push(Host { name, node, orders, thread: thread.spawn(run).expect("a thread") });
+    }
+
+    /// Has clients keep what they get. Waits until each client has a volume, and clients, etcd and the storage agree on all holders.
+    async fn agree(&self) {
+        self.shared.keeps.store(true, Ordering::SeqCst);
+        let mut differs = String::new();
+        let agreed = tokio::time::timeout(SOON, async {
+            loop {
+                differs = self.disagreement().await;
+                if differs.is_empty() {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        });
+        if agreed.await.is_err() {
+            keep(&self.shared.history.path, self.seed);
+            panic!("in {SOON:?} clients, etcd and the storage do not agree: {differs}");
+        }
+    }
+
+    /// Says that a client has no volume, or what volume has other holders by clients, etcd or the storage. Empty: neither.
+    async fn disagreement(&self) -> String {
+        let had = self.shared.had.lock().expect("the volumes").clone();
+        if had.len() < (self.hosts.len() - 1) * CLIENTS as usize {
+            return format!("clients have {had:?} alone");
+        }
+        for volume in VOLUMES {
+            let of_volume = had.iter().filter(|(name, _)| *name == volume.name);
+            let had: BTreeSet<String> = of_volume.map(|(_, who)| who.clone()).collect();
+            let held: BTreeSet<String> = holders(&self.site, volume.name).await.into_iter().collect();
+            let nodes = had.iter().map(|who| node_id(who.split('/').next().expect("NODE/CONSUMER")));
+            let due: BTreeSet<String> = nodes.filter(|_| volume.attaches()).collect();
+            let attached = self.attached(&volume.external_id());
+            if held != had || attached != due {
+                return format!(
+                    "{} is had by {had:?}, held by {held:?}, attached to {attached:?}",
+                    volume.name
+                );
+            }
+        }
+        String::new()
+    }
+
+    /// Returns to what nodes a volume is attached, by the storage. Empty for a volume that no controller attaches.
+    fn attached(&self, external_id: &str) -> BTreeSet<String> {
+        let stored = Backend::new(&self.storage).get::<Stored>(external_id).expect("the storage");
+        stored.into_iter().flat_map(|stored| stored.attachments.into_keys()).collect()
     }
 
     /// Ends the load. Waits until every call has its end, every host has let all volumes go, and the servers know it.
     async fn rest(&mut self, faults: &Faults) {
         let ended = Instant::now();
         self.shared.stop.store(true, Ordering::SeqCst);
-        for Host { name, node: _node, orders, thread } in self.hosts.drain(..) {
-            drop(orders);
-            within_time(REST, &format!("{name} is at rest"), async || thread.is_finished()).await;
-            if thread.join().is_err() {
-                keep(&self.shared.history.path, self.seed);
-                panic!("{name} failed");
-            }
+        // All detaching needs the first host.
+        for host in self.hosts.split_off(1) {
+            self.end(host).await;
         }
         let mut left = Vec::new();
         let is_empty = tokio::time::timeout(SOON, async {
@@ -143,10 +219,42 @@ impl Run {
             keep(&self.shared.history.path, self.seed);
             panic!("in {SOON:?} the servers still have these claims of hosts at rest: {left:#?}");
         }
-        println!("at rest {:.1} s after the last fault", ended.elapsed().as_secs_f64());
+        let controller = self.hosts.pop().expect("the first host");
+        self.end(controller).await;
+        println!("at rest {:.1} s after the end of the load", ended.elapsed().as_secs_f64());
         let history = &self.shared.history;
         history.write(&Line::event("rest", history.now()));
         faults.read(&self.site, &self.shared).await;
+    }
+
+    /// Ends a host that is to come to rest.
+    async fn end(&self, Host { name, node: _node, orders, thread }: Host) {
+        drop(orders);
+        within_time(REST, &format!("{name} is at rest"), async || thread.is_finished()).await;
+        if thread.join().is_err() {
+            keep(&self.shared.history.path, self.seed);
+            panic!("{name} failed");
+        }
+    }
+
+    /// Judges what the plugins of all hosts have recorded.
+    fn judge_storage(&self) {
+        let records = self.shared.records.lock().expect("the records");
+        let count = |rpc| {
+            let calls = records.iter().flat_map(|(_, calls)| calls);
+            calls.filter(|recorded| recorded.call.rpc == rpc).count()
+        };
+        let counts = ["ControllerPublishVolume", "ControllerUnpublishVolume", "NodeStageVolume"].map(count);
+        eprintln!("    {} attaches, {} detaches, {} stages", counts[0], counts[1], counts[2]);
+        assert!(counts.iter().all(|count| *count > 5), "the load has shown little of attaching");
+        for volume in VOLUMES {
+            let faults = storage::faults(volume, &records);
+            if !faults.is_empty() {
+                keep(&self.shared.history.path, self.seed);
+            }
+            assert!(faults.is_empty(), "seed {}: {}: {faults:#?}", self.seed, volume.name);
+            assert_eq!(self.attached(&volume.external_id()), BTreeSet::new(), "{} is attached", volume.name);
+        }
     }
 
     /// Ends the load of a cluster that was broken on purpose, whose hosts need not come to rest.
@@ -177,7 +285,9 @@ fn cluster_with_faults_is_linearizable() {
             faults.next(&mut run).await;
             faults.read(&run.site, &run.shared).await;
         }
+        run.agree().await;
         run.rest(&faults).await;
+        run.judge_storage();
 
         let history = &run.shared.history;
         let (is_linearizable, said) = judge(&run.checker, &history.path);

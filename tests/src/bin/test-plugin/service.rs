@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use csi_proto::csi::v1::volume_capability::AccessType;
 use csi_proto::csi::v1::volume_capability::access_mode::Mode;
@@ -25,7 +25,6 @@ pub struct Plugin {
 
 struct Shared {
     record: File,
-    started: Instant,
     counts: Mutex<Counts>,
     /// Volumes with calls at work that no caller ends: other calls get ABORTED, as the specification asks.
     busy: Mutex<HashMap<String, AtWork>>,
@@ -93,10 +92,6 @@ impl Shared {
         }
     }
 
-    fn now(&self) -> u64 {
-        u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX)
-    }
-
     fn write(&self, line: &Line) {
         if let Err(error) = script::append(&self.record, line) {
             // A record with a hole would prove anything.
@@ -108,7 +103,7 @@ impl Shared {
 
 impl Open {
     fn at_end(&self, code: i32) -> End {
-        End { id: self.id, code, at: self.shared.now() }
+        End { id: self.id, code, at: script::now() }
     }
 
     fn end(&mut self, code: i32) {
@@ -132,7 +127,6 @@ impl Plugin {
         let next_id = script::size(&directory)? as u64;
         let shared = Shared {
             record,
-            started: Instant::now(),
             counts: Mutex::new(Counts { next_id, ..Counts::default() }),
             busy: Mutex::default(),
             ends: Mutex::default(),
@@ -180,7 +174,7 @@ impl Plugin {
             gate(&script, call)?;
             effect(&script, call, lie)
         };
-        call.at = self.shared.now();
+        call.at = script::now();
         self.shared.write(&Line::Start(Box::new(call.clone())));
         let mut open = Open { shared: Arc::clone(&self.shared), id: call.id, ended: false };
         let shared = Arc::clone(&self.shared);
