@@ -764,6 +764,7 @@ fn ended(
         && let Some(at) = after.attachments.iter_mut().find(|at| at.node == effect.node)
     {
         at.publish_context.clone_from(context);
+        at.generation = around.generation;
     }
     after
 }

@@ -98,7 +98,7 @@ impl Cluster {
     }
 
     /// Reads and checks a claim that a node says to hold.
-    fn read_held(&self, caller: &Identity, of: HeldClaim) -> Result<Held, Error> {
+    fn read_held(&self, caller: &Identity, of: HeldClaim, generation: u64) -> Result<Held, Error> {
         let name = rules::volume_name(&of.namespace, &of.volume)?;
         if !self.config.grants.allow(caller, &name.namespace, May::Mount) {
             let text = format!("{caller} has no grant for mount in namespace {}", name.namespace);
@@ -143,6 +143,7 @@ impl Cluster {
                     node_id: Some(of.external_node_id),
                     publish_context: of.publish_context,
                     boot: Some(of.granted_boot),
+                    generation,
                     secrets: Some(AttachSecrets { credential: for_detach, given: false }),
                     ..Attachment::new(&caller.name, Leg::Present)
                 })
@@ -170,7 +171,7 @@ impl Cluster {
         of: HeldClaim,
         generation: u64,
     ) -> Result<()> {
-        let (node, held) = (&caller.name, self.read_held(caller, of));
+        let (node, held) = (&caller.name, self.read_held(caller, of, generation));
         for _ in 0..TRIES {
             let here = self.presence.here()?;
             let meta = self.meta().await?;
@@ -347,7 +348,12 @@ fn with_held(record: &Record, held: &Held, row: &NodeRow, others: &NodeNames) ->
         return Err(Error::new(Kind::ClaimConflict, text).into());
     }
     let is_there = |of: &&Attachment| of.leg == Leg::Present && of.publish_context == at.publish_context;
-    if record.attachment(&at.node).filter(is_there).is_none() {
+    if let Some(present) =
+        after.attachments.iter_mut().filter(|of| of.node == at.node).find(|of| is_there(&&**of))
+    {
+        // The rest of the row is as it was.
+        present.generation = at.generation;
+    } else {
         after.attachments.retain(|of| of.node != at.node);
         after.attachments.push(at.clone());
         after.driver = record.driver.clone().and_then(|driver| driver_after(driver, &claim.node));

@@ -1,7 +1,7 @@
 //! Records as csid's rules take them, and their change in etcd.
 
 use csid::store::Durability;
-use csid::store::registry::{Conflict, Record, RegistryError, Swap, VolumeName};
+use csid::store::registry::{Attachment, Conflict, Record, RegistryError, Swap, VolumeName};
 use csid::volume::rules::{self, Claims};
 use csid::{Error, Kind};
 use csid_etcd::{Guard, RowKey, Swapped};
@@ -25,6 +25,8 @@ pub struct Around {
     pub plugin: Option<Read<PluginRow>>,
     /// Whether a node that may be sent the plugin's calls in the record's namespace has a controller that attaches.
     pub has_controllers: bool,
+    /// The cluster's generation.
+    pub generation: u64,
 }
 
 impl Around {
@@ -59,15 +61,19 @@ impl Around {
     /// Returns the other node that has the volume attached under this node's name. A detach would be of both.
     pub fn other_of_node_id<'a>(&self, record: &'a Record, node: &str) -> Option<&'a str> {
         let node_id = self.node_id(record)?;
-        let is_other = |at: &&csid::store::registry::Attachment| {
-            at.node != node && at.node_id.as_ref() == Some(&node_id)
-        };
+        let is_other = |at: &&Attachment| at.node != node && at.node_id.as_ref() == Some(&node_id);
         record.attachments.iter().find(is_other).map(|at| at.node.as_str())
     }
 
-    /// Returns a record as the rules take it, for an event of this node.
+    /// Returns a record as the rules take it, for an event of this node. An attachment of a backup of etcd counts as one of an earlier boot, unless the node
+    /// has said that it holds it: the controller is called again before a claim is granted.
     pub fn claims(&self, record: &Record, node: &str) -> Claims {
         let registration = record.registration.as_ref();
+        let mut attachments = record.attachments.clone();
+        let is_of_backup = |at: &Attachment| at.by_call.is_none() && at.generation.max(1) < self.generation;
+        for at in attachments.iter_mut().filter(|at| at.node == node && is_of_backup(at)) {
+            at.boot = None;
+        }
         let is_anothers = self.other_of_node_id(record, node).is_some();
         Claims {
             attaches: self.attaches(record),
@@ -75,7 +81,7 @@ impl Around {
             capabilities: registration.map(|of| of.spec.capabilities.clone()).unwrap_or_default(),
             claims: record.claims.clone(),
             ahead: Vec::new(),
-            attachments: record.attachments.clone(),
+            attachments,
             node: Some(node.to_owned()),
             cluster: None,
             boot: self.node.as_ref().map(|row| row.value.boot.clone()).unwrap_or_default(),
@@ -125,7 +131,8 @@ impl Cluster {
         let plugin = self.plugin(name).await?;
         let row = plugin.as_ref().map(|row| &row.value);
         let has_controllers = self.has_controllers(&record.name.namespace, name, row);
-        Ok(Around { node, plugin, has_controllers })
+        let generation = self.meta().await?.value.generation;
+        Ok(Around { node, plugin, has_controllers, generation })
     }
 
     /// Writes a record as [`Cluster::put`] does. `None`: it or a row has changed since it was read.

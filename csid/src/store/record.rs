@@ -288,6 +288,10 @@ pub struct Attachment {
     /// has succeeded.
     #[serde(default, with = "or_default")]
     pub boot: Option<String>,
+    /// The cluster's generation in which a controller has attached the volume for claims, or the node has said that it holds one. An earlier one than the
+    /// cluster's: the row is of a backup of etcd, and the volume may have been detached since. 0: csid alone, or a server of an earlier release, wrote it.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub generation: u64,
     /// The AttachVolume that made the attachment. `None`: claims made it.
     #[serde(default)]
     pub by_call: Option<AttachCall>,
@@ -297,6 +301,10 @@ pub struct Attachment {
     /// What the servers of a cluster keep of an AttachVolume. `None`: claims made the attachment, or csid alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked: Option<AskedAttach>,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// What the servers of a cluster keep of an AttachVolume.
@@ -434,8 +442,18 @@ pub enum DrivenRpc {
 /// Shows no value of the publish context, since a plugin may put a token there.
 impl fmt::Debug for Attachment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Attachment { node, node_id, leg, uncalled, publish_context, boot, by_call, secrets, asked } =
-            self;
+        let Attachment {
+            node,
+            node_id,
+            leg,
+            uncalled,
+            publish_context,
+            boot,
+            generation,
+            by_call,
+            secrets,
+            asked,
+        } = self;
         f.debug_struct("Attachment")
             .field("node", node)
             .field("node_id", node_id)
@@ -443,6 +461,7 @@ impl fmt::Debug for Attachment {
             .field("uncalled", uncalled)
             .field("publish_context", &publish_context.keys())
             .field("boot", boot)
+            .field("generation", generation)
             .field("by_call", by_call)
             .field("secrets", secrets)
             .field("asked", asked)
@@ -470,6 +489,7 @@ impl Attachment {
             uncalled: false,
             publish_context: BTreeMap::new(),
             boot: None,
+            generation: 0,
             by_call: None,
             secrets: None,
             asked: None,

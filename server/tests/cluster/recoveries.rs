@@ -1249,6 +1249,53 @@ async fn what_the_backup_lacks_comes_back() {
     site.register("unknown", "single-node-writer").await;
 }
 
+/// The claim of the backup has ended since, or its node has it still. The node asks for the next claim before the first one's end is known.
+#[tokio::test]
+async fn attachment_that_no_node_holds_is_made_again() {
+    for is_held in [false, true] {
+        let site = Site::start(1).await;
+        site.register("data", "single-node-writer").await;
+        let mut controller = Controller::start(&site, "c1", 0).await;
+        let (node, session) = user(&site, "n1", 0).await;
+        let claim = claiming(&node, 0, "data");
+        controller.publish().await;
+        let granted = claim.await.unwrap().unwrap();
+        drop(session);
+        restored(&site, 0, 1).await.unwrap();
+        controller.join_again(0).await;
+        let (_, mut session) = welcome(&node, 0).await;
+        session.report_name("id of n1").await;
+        let of = HeldClaim {
+            external_node_id: "id of n1".into(),
+            publish_context: granted.publish_context.clone(),
+            ..held(&node, "data", &granted.claim)
+        };
+        let claims = if is_held { vec![of] } else { Vec::new() };
+        hold(&node, 0, page(&node, 2, claims, true)).await.unwrap();
+        hold(&controller.node, 0, page(&controller.node, 2, vec![], true)).await.unwrap();
+        resumed(&site, 2).await;
+        controller.join_again(0).await;
+        let (_, mut session) = welcome(&node, 0).await;
+        session.report_name("id of n1").await;
+
+        let (mut client, ask) =
+            (node.client(0), ClaimAsk { call: "call 2".into(), ..node.ask("data", "web") });
+        let claim = tokio::spawn(async move { client.claim(ask).await });
+        if !is_held {
+            let call = controller.called().await;
+            assert!(is_publish(&call), "{call:?}");
+            controller.end(&call, attached("/dev/new")).await;
+        }
+        let context = claim.await.unwrap().unwrap().into_inner().publish_context;
+        let due = if is_held { "/dev/x" } else { "/dev/new" };
+        assert_eq!(context["device"], due, "held: {is_held}");
+        assert!(!controller.is_called(Duration::from_secs(1)).await, "a controller was called");
+        // The new row is trusted.
+        let ask = ClaimAsk { call: "call 3".into(), ..node.ask("data", "web") };
+        assert_eq!(node.client(0).claim(ask).await.unwrap().into_inner().publish_context["device"], due);
+    }
+}
+
 /// With the token of before etcd says nothing of the restore, but its revision has gone back.
 #[tokio::test]
 async fn node_shows_a_restore_with_the_old_token() {
