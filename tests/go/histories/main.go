@@ -160,19 +160,32 @@ func closing(later []line, l line, others bool) int64 {
 	return math.MaxInt64
 }
 
+// A restore of etcd from a backup, up to the time when all nodes have said what they hold, and etcd has it. Meanwhile etcd may lack claims, and may have some that
+// have ended. So reads and refusals mean nothing. A granted claim is the only one all the same.
+type restore struct{ start, end int64 }
+
 // parse returns the operations of a history. Outcomes that are open have no end. What an Unmount owes has reached the servers when the
 // history says that the cluster is at rest.
 func parse(from io.Reader) ([]porcupine.Operation, error) {
 	var lines []line
 	scanner := bufio.NewScanner(from)
 	rest := int64(math.MaxInt64)
+	var restores []restore
 	for scanner.Scan() {
 		var l line
 		if err := json.Unmarshal(scanner.Bytes(), &l); err != nil {
 			return nil, fmt.Errorf("line %d: %w", len(lines)+1, err)
 		}
-		if l.Call == "rest" {
+		switch l.Call {
+		case "rest":
 			rest = l.Start
+		case "restore etcd":
+			restores = append(restores, restore{l.Start, math.MaxInt64})
+		case "restored":
+			if len(restores) == 0 {
+				return nil, fmt.Errorf("line %d: the end of no restore", len(lines)+1)
+			}
+			restores[len(restores)-1].end = l.Start
 		}
 		lines = append(lines, l)
 	}
@@ -186,6 +199,10 @@ func parse(from io.Reader) ([]porcupine.Operation, error) {
 	var operations []porcupine.Operation
 	for at, l := range lines {
 		if l.Volume == "" {
+			continue
+		}
+		isRestore := func(r restore) bool { return l.Start <= r.end && l.End >= r.start }
+		if (l.Call == "read" || l.Outcome == "refused") && slices.ContainsFunc(restores, isRestore) {
 			continue
 		}
 		if l.Call == "release" && l.Attaches {

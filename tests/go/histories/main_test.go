@@ -40,6 +40,21 @@ func TestCheckerJudgesHistories(t *testing.T) {
 {"call":"release","attaches":true` + a + `"start":3,"end":4,"outcome":"ok"}
 {"call":"rest","start":5}
 {"call":"read","client":3,"volume":"v","start":6,"end":7,"outcome":"ok","holders":["n1/a"]}`, porcupine.Illegal},
+		{"claim that a backup lacks, and one that it has", took + `
+{"call":"restore etcd","start":3}
+{"call":"read","client":3,"volume":"v","start":4,"end":5,"outcome":"ok","holders":[]}
+{"call":"release"` + a + `"start":6,"end":7,"outcome":"ok"}
+{"call":"take"` + b + `"start":8,"end":9,"outcome":"refused"}
+{"call":"restored","start":10}
+{"call":"take"` + b + `"start":11,"end":12,"outcome":"ok"}`, porcupine.Ok},
+		{"two writers during a restore", took + `
+{"call":"restore etcd","start":3}
+{"call":"take"` + b + `"start":4,"end":5,"outcome":"ok"}
+{"call":"restored","start":6}`, porcupine.Illegal},
+		{"lost claim after a restore", took + `
+{"call":"restore etcd","start":3}
+{"call":"restored","start":4}
+{"call":"read","client":3,"volume":"v","start":5,"end":6,"outcome":"ok","holders":[]}`, porcupine.Illegal},
 		{"open release", took + `
 {"call":"release"` + a + `"start":3,"end":4,"outcome":"unknown"}
 {"call":"take"` + b + `"start":5,"end":6,"outcome":"ok"}`, porcupine.Ok},

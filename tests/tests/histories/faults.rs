@@ -2,9 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use csi_proto::cluster::v1::resume_ask::Step;
+use csi_proto::cluster::v1::{RestoredAsk, ResumeAsk, ServersAsk};
 use csid_etcd::api::kv_client::KvClient;
 use csid_etcd::api::lease_client::LeaseClient;
 use csid_etcd::api::{CompactionRequest, KeyValue, LeaseRevokeRequest, RangeRequest};
@@ -50,9 +54,10 @@ enum Fault {
     KillCsidAtEdge,
     MoveClockOfHost,
     MoveClockOfServer,
+    Restore,
 }
 
-const ALL: [Fault; 17] = [
+const ALL: [Fault; 18] = [
     Fault::KillCsid,
     Fault::KillLeader,
     Fault::KillServer,
@@ -70,6 +75,7 @@ const ALL: [Fault; 17] = [
     Fault::KillCsidAtEdge,
     Fault::MoveClockOfHost,
     Fault::MoveClockOfServer,
+    Fault::Restore,
 ];
 
 impl Fault {
@@ -92,6 +98,7 @@ impl Fault {
             Fault::KillCsidAtEdge => "kill csid at an edge",
             Fault::MoveClockOfHost => "move host's clock",
             Fault::MoveClockOfServer => "move server's clock",
+            Fault::Restore => "restore etcd",
         }
     }
 }
@@ -103,16 +110,31 @@ pub struct Faults {
     counts: BTreeMap<Fault, usize>,
     /// Whether half of the stops are long.
     has_long_stops: bool,
+    /// The backup of etcd that is restored next. `None`: it is to be saved.
+    backup: Option<PathBuf>,
 }
 
 impl Faults {
     pub fn new(seed: u64) -> Faults {
         let has_long_stops = std::env::var_os("CSID_LONG_STOPS").is_some();
-        Faults { dice: Dice::new(seed, 0), round: Vec::new(), counts: BTreeMap::new(), has_long_stops }
+        Faults {
+            dice: Dice::new(seed, 0),
+            round: Vec::new(),
+            counts: BTreeMap::new(),
+            has_long_stops,
+            backup: None,
+        }
     }
 
     /// Makes one fault, and ends it.
-    pub async fn next(&mut self, Run { site, clocks, hosts, shared, .. }: &mut Run) {
+    pub async fn next(&mut self, run: &mut Run) {
+        // A backup from before an earlier restore would need a word of the operator more.
+        let backup = run.site.path("backup");
+        if self.backup.is_none() || self.dice.once_in(4) {
+            run.site.etcd.save(&backup);
+            self.backup = Some(backup);
+        }
+        let Run { site, clocks, hosts, shared, .. } = run;
         if self.round.is_empty() {
             self.round = ALL.to_vec();
             self.dice.shuffle(&mut self.round);
@@ -225,8 +247,14 @@ impl Faults {
                 tokio::time::sleep(time).await;
                 clocks[server].move_by(0);
             }
+            Fault::Restore => {
+                // Claims are granted and end that the backup does not know.
+                tokio::time::sleep(time).await;
+                begin();
+                restore(run, &self.backup.take().expect("a backup")).await;
+            }
         }
-        println!("{:8.3} s: ended", shared.history.now() as f64 / 1e6);
+        println!("{:8.3} s: ended", run.shared.history.now() as f64 / 1e6);
     }
 
     /// Reads the holders of each volume in etcd, and writes them.
@@ -294,6 +322,37 @@ async fn cut(way: Way, places: &[String], time: Duration) {
 
 fn strs(texts: &[String]) -> Vec<&str> {
     texts.iter().map(String::as_str).collect()
+}
+
+/// Restores etcd from a backup, and does what an operator does then. Waits until the clients, etcd and the storage agree again.
+async fn restore(run: &mut Run, backup: &Path) {
+    let before = run.site.admin(0, "all").servers(ServersAsk {}).await.expect("the servers").into_inner();
+    let token = format!("after generation {}", before.generation);
+    run.site.etcd.restore(backup, Some(&token)).await;
+    for n in 0..run.site.servers.len() {
+        // It has run on, and finds another etcd. systemd starts it again.
+        assert!(!run.site.servers[n].ended().await, "a server has not seen the restore");
+        run.site.servers[n] = run.site.start_server(n);
+    }
+    let now = || run.shared.history.now() as f64 / 1e6;
+    println!("{:8.3} s: the servers run again", now());
+    let mut admin = run.site.admin(0, "all");
+    let mut rows = admin.servers(ServersAsk {}).await.expect("the servers").into_inner();
+    assert_eq!(rows.mode, "restored");
+    admin.restored(RestoredAsk { generation: rows.generation, past: 0 }).await.expect("a recovery");
+    eventually("all nodes have said what they hold", async || {
+        rows = admin.servers(ServersAsk {}).await.expect("the servers").into_inner();
+        rows.mode == "recovering" && rows.awaited.is_empty()
+    })
+    .await;
+    assert_eq!(rows.refused, [], "claims were not brought back");
+    run.note_strays().await;
+    let ask = ResumeAsk { generation: rows.generation, step: Step::End.into(), ..ResumeAsk::default() };
+    let rows = admin.resume(ask).await.expect("the end of the recovery").into_inner();
+    println!("{:8.3} s: the cluster is normal. Half done: {:?}", now(), rows.half_done);
+    run.agree().await;
+    run.shared.keeps.store(false, Ordering::SeqCst);
+    run.shared.history.write(&Line::event("restored", run.shared.history.now()));
 }
 
 /// Gives this thread, and what it starts from now on, a network of its own: loopback alone.

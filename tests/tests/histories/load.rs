@@ -14,6 +14,7 @@ use csid_tests::dice::Dice;
 use csid_tests::plugin::Recorded;
 
 use crate::history::{History, Line, Outcome};
+use crate::storage::Stray;
 
 /// A volume of the load.
 #[derive(Clone, Copy, Debug)]
@@ -72,6 +73,10 @@ pub struct Shared {
     pub had: Mutex<BTreeSet<(&'static str, String)>>,
     /// What each plugin has recorded, by its host. A host adds it at its end.
     pub records: Mutex<Vec<(String, Vec<Recorded>)>>,
+    /// What restores of etcd have left attached.
+    pub strays: Mutex<Vec<Stray>>,
+    /// The clients that run.
+    pub clients: AtomicUsize,
     /// The run is broken on purpose. Nobody has to come to rest.
     pub is_broken: AtomicBool,
     /// The claims that were granted, and the hosts that run.
@@ -82,8 +87,8 @@ pub struct Shared {
 impl Shared {
     pub fn new(history: Arc<History>, seed: u64, held: Duration) -> Shared {
         let (stop, keeps, is_broken, taken, hosts) = Default::default();
-        let (had, records) = Default::default();
-        Shared { history, seed, held, stop, keeps, had, records, is_broken, taken, hosts }
+        let (had, records, strays, clients) = Default::default();
+        Shared { history, seed, held, stop, keeps, had, records, strays, clients, is_broken, taken, hosts }
     }
 }
 
@@ -112,6 +117,7 @@ pub async fn client(shared: Arc<Shared>, node: String, number: u32, socket: Path
     let mut dice = Dice::new(shared.seed, u64::from(number));
     let who = format!("{node}/{consumer}");
     let mut caller = Caller { shared: Arc::clone(&shared), socket, connection: None, consumer, who, number };
+    shared.clients.fetch_add(1, Ordering::SeqCst);
     while !shared.stop.load(Ordering::SeqCst) {
         let volume = dice.of(&VOLUMES);
         let [take, leave] = dice.of(&[[Call::Claim, Call::Release], [Call::Mount, Call::Unmount]]);
@@ -142,6 +148,7 @@ pub async fn client(shared: Arc<Shared>, node: String, number: u32, socket: Path
         }
         tokio::time::sleep(Duration::from_millis(30 + dice.below(120))).await;
     }
+    shared.clients.fetch_sub(1, Ordering::SeqCst);
 }
 
 impl Caller {

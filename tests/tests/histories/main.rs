@@ -17,11 +17,13 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use csi_proto::cluster::v1::change_ask::What;
+use csi_proto::cluster::v1::{AttachAsk, ChangeAsk, DetachAsk, VolumeRow};
 use csid_tests::backend::{Backend, Volume as Stored};
 use csid_tests::clock::Clock;
 use csid_tests::cluster as site;
 use csid_tests::dice::Dice;
 use csid_tests::etcd::Cluster as Etcd;
+use csid_tests::script;
 use csid_tests::world::{World, eventually, within_time, world};
 use rustix::process::Signal;
 use tokio::sync::mpsc::unbounded_channel;
@@ -31,6 +33,7 @@ use crate::history::{History, Line};
 use crate::host::{CLIENTS, CONTROLLER, Host, host, node_id};
 use crate::load::{ATTACHING, Shared, VOLUMES};
 use crate::site::Site;
+use crate::storage::Stray;
 
 /// The hosts with clients at the start, and at the end.
 const HOSTS: [usize; 2] = [2, 5];
@@ -181,7 +184,10 @@ impl Run {
             let nodes = had.iter().map(|who| node_id(who.split('/').next().expect("NODE/CONSUMER")));
             let due: BTreeSet<String> = nodes.filter(|_| volume.attaches()).collect();
             let attached = self.attached(&volume.external_id());
-            if held != had || attached != due {
+            let strays = self.shared.strays.lock().expect("the strays");
+            let strays = strays.iter().filter(|stray| stray.volume == volume.name);
+            let strays: BTreeSet<String> = strays.map(|stray| stray.node.clone()).collect();
+            if held != had || !attached.is_superset(&due) || !(&attached - &due).is_subset(&strays) {
                 return format!(
                     "{} is had by {had:?}, held by {held:?}, attached to {attached:?}",
                     volume.name
@@ -197,14 +203,16 @@ impl Run {
         stored.into_iter().flat_map(|stored| stored.attachments.into_keys()).collect()
     }
 
-    /// Ends the load. Waits until every call has its end, every host has let all volumes go, and the servers know it.
+    /// Ends the load. Waits until every call has its end, every host has let all volumes go, and the servers know it. An operator ends what a restore has
+    /// left attached.
     async fn rest(&mut self, faults: &Faults) {
         let ended = Instant::now();
         self.shared.stop.store(true, Ordering::SeqCst);
-        // All detaching needs the first host.
-        for host in self.hosts.split_off(1) {
-            self.end(host).await;
-        }
+        let clients = &self.shared.clients;
+        within_time(REST, "all clients have let their volumes go", async || {
+            clients.load(Ordering::SeqCst) == 0 || self.hosts.iter().any(|host| host.thread.is_finished())
+        })
+        .await;
         let mut left = Vec::new();
         let is_empty = tokio::time::timeout(SOON, async {
             loop {
@@ -219,12 +227,59 @@ impl Run {
             keep(&self.shared.history.path, self.seed);
             panic!("in {SOON:?} the servers still have these claims of hosts at rest: {left:#?}");
         }
+        self.detach_strays().await;
+        // All detaching needs the first host.
+        for host in self.hosts.split_off(1) {
+            self.end(host).await;
+        }
         let controller = self.hosts.pop().expect("the first host");
         self.end(controller).await;
         println!("at rest {:.1} s after the end of the load", ended.elapsed().as_secs_f64());
         let history = &self.shared.history;
         history.write(&Line::event("rest", history.now()));
         faults.read(&self.site, &self.shared).await;
+    }
+
+    /// Notes what is attached and is not in etcd, while the cluster recovers. Nothing is attached or detached meanwhile.
+    async fn note_strays(&self) {
+        for volume in VOLUMES {
+            let prefix = format!("/csid/v1/vol/default/{}/at/", volume.name);
+            let rows = self.site.raw().await.below(&prefix).await;
+            let known: Vec<String> =
+                rows.iter().map(|row| node_id(&String::from_utf8_lossy(&row.key[prefix.len()..]))).collect();
+            for node in self.attached(&volume.external_id()) {
+                if !known.contains(&node) {
+                    println!("           {} is attached to {node}, and etcd lacks that", volume.name);
+                    let stray = Stray { volume: volume.name, node, at: script::now() };
+                    self.shared.strays.lock().expect("the strays").push(stray);
+                }
+            }
+        }
+    }
+
+    /// Has each stray that is left attached by call, which the plugin answers from what it has, and detached.
+    async fn detach_strays(&self) {
+        let strays = self.shared.strays.lock().expect("the strays").clone();
+        for Stray { volume, node, .. } in strays {
+            if !self.attached(&format!("ext-{volume}")).contains(&node) {
+                continue;
+            }
+            println!("           {volume} is still attached to {node}: an operator attaches and detaches it");
+            let call = csid::random::name();
+            let attach =
+                AttachAsk { volume: volume.into(), node_id: node.clone(), call, ..AttachAsk::default() };
+            let row = self.change(What::Attach(attach)).await;
+            let id = row.attached.expect("the attachment").id;
+            let detach = DetachAsk { volume: volume.into(), node_id: node, id, ..DetachAsk::default() };
+            self.change(What::Detach(detach)).await;
+        }
+    }
+
+    /// Makes a change as an operator.
+    async fn change(&self, what: What) -> VolumeRow {
+        let ask = ChangeAsk { what: Some(what) };
+        let changed = self.site.operator(0, "all").change(ask).await;
+        changed.expect("a change by an operator").into_inner()
     }
 
     /// Ends a host that is to come to rest.
@@ -247,8 +302,9 @@ impl Run {
         let counts = ["ControllerPublishVolume", "ControllerUnpublishVolume", "NodeStageVolume"].map(count);
         eprintln!("    {} attaches, {} detaches, {} stages", counts[0], counts[1], counts[2]);
         assert!(counts.iter().all(|count| *count > 5), "the load has shown little of attaching");
+        let strays = self.shared.strays.lock().expect("the strays");
         for volume in VOLUMES {
-            let faults = storage::faults(volume, &records);
+            let faults = storage::faults(volume, &records, &strays);
             if !faults.is_empty() {
                 keep(&self.shared.history.path, self.seed);
             }

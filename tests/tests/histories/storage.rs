@@ -9,6 +9,16 @@ use crate::load::Volume;
 /// gRPC's code of a call that is not allowed in this state. A plugin answers it if a call comes before its turn.
 const FAILED_PRECONDITION: i32 = 9;
 
+/// A volume that is attached to a host, and neither etcd nor a journal knows it since a restore of etcd. Its call had no end, or its claim had ended.
+#[derive(Clone, Debug)]
+pub struct Stray {
+    pub volume: &'static str,
+    /// The plugin's name of the host.
+    pub node: String,
+    /// When it was seen, by the clock of the records.
+    pub at: u64,
+}
+
 /// A volume at a host, from the begin of a call to the end of the one that takes it away.
 #[derive(Clone, Copy, Debug)]
 struct Span<'r> {
@@ -55,7 +65,8 @@ fn spans<'r>(calls: &'r [Of<'r>], begin: &[&str], end: &str) -> Vec<Span<'r>> {
 }
 
 /// Returns what the plugins have to hold against csid and the servers, for one volume. `records`: what each plugin has recorded, by its host.
-pub fn faults(volume: Volume, records: &[(String, Vec<Recorded>)]) -> Vec<String> {
+/// An attach elsewhere is no fault while only a stray is in its way.
+pub fn faults(volume: Volume, records: &[(String, Vec<Recorded>)], strays: &[Stray]) -> Vec<String> {
     let of_volume = records.iter().flat_map(|(host, calls)| calls.iter().map(move |call| (host, call)));
     let calls: Vec<Of<'_>> = of_volume
         .filter(|(_, recorded)| recorded.call.volume == volume.external_id())
@@ -67,6 +78,12 @@ pub fn faults(volume: Volume, records: &[(String, Vec<Recorded>)]) -> Vec<String
         .collect();
     let used = spans(&calls, &["NodeStageVolume", "NodePublishVolume"], "NodeUnstageVolume");
     let attached = spans(&calls, &["ControllerPublishVolume"], "ControllerUnpublishVolume");
+    let is_stray = |span: &Span<'_>| {
+        strays
+            .iter()
+            .any(|stray| stray.volume == volume.name && stray.node == span.node && span.is_at(stray.at))
+    };
+    let (strays, attached): (Vec<_>, Vec<_>) = attached.into_iter().partition(is_stray);
     let mut faults = Vec::new();
     for of in &calls {
         let Recorded { call, code, .. } = of.recorded;
@@ -81,6 +98,7 @@ pub fn faults(volume: Volume, records: &[(String, Vec<Recorded>)]) -> Vec<String
             {
                 "the node uses it"
             }
+            "ControllerPublishVolume" if elsewhere(&strays) => continue,
             _ if *code == Some(FAILED_PRECONDITION) => "the plugin does not allow it",
             _ => continue,
         };
@@ -98,7 +116,7 @@ mod tests {
 
     /// Returns what the judge says of calls `HOST RPC NODE`, each of which ends before the next one begins. `held`: the place of a call without an
     /// end.
-    fn judged(volume: &str, held: Option<usize>, calls: &[&str]) -> Vec<String> {
+    fn judged(volume: &str, held: Option<usize>, calls: &[&str], strays: &[Stray]) -> Vec<String> {
         let volume = VOLUMES.into_iter().find(|is| is.name == volume).unwrap();
         let recorded = (0..).zip(calls).map(|(n, text)| {
             let mut words = text.split(' ');
@@ -114,7 +132,7 @@ mod tests {
             let (code, ended) = if is_open { (None, None) } else { (Some(0), Some(10 * n + 5)) };
             (host.to_owned(), vec![Recorded { call, code, ended, cancelled: false }])
         });
-        let said = faults(volume, &recorded.collect::<Vec<_>>());
+        let said = faults(volume, &recorded.collect::<Vec<_>>(), strays);
         said.into_iter().map(|text| text.split(": ").next().unwrap().to_owned()).collect()
     }
 
@@ -129,27 +147,40 @@ mod tests {
 
     #[test]
     fn volume_that_moves_between_hosts_is_right() {
-        assert_eq!(judged("attached", None, &MOVED), [""; 0]);
+        assert_eq!(judged("attached", None, &MOVED, &[]), [""; 0]);
     }
 
     #[test]
     fn unstage_without_an_end_is_seen() {
-        assert_eq!(judged("attached", Some(2), &MOVED), ["the node uses it", "another node uses it"]);
+        assert_eq!(judged("attached", Some(2), &MOVED, &[]), ["the node uses it", "another node uses it"]);
     }
 
     #[test]
     fn detach_without_an_end_is_seen() {
-        assert_eq!(judged("attached", Some(3), &MOVED), ["it is attached to another node"]);
+        assert_eq!(judged("attached", Some(3), &MOVED, &[]), ["it is attached to another node"]);
+    }
+
+    #[test]
+    fn only_a_stray_is_no_fault() {
+        let stray = |node: &str, at| Stray { volume: "attached", node: node_id(node), at };
+        for (stray, due) in [
+            (stray("n1", 35), &[][..]),
+            (stray("n1", 45), &[]),
+            (stray("n2", 35), &["it is attached to another node"]),
+        ] {
+            assert_eq!(judged("attached", Some(3), &MOVED, std::slice::from_ref(&stray)), due, "{stray:?}");
+        }
+        assert_eq!(judged("attached", Some(2), &MOVED, &[stray("n1", 15)]).len(), 2);
     }
 
     #[test]
     fn stage_without_an_end_counts_as_done() {
         let calls = ["n1 NodeStageVolume", "n2 NodeStageVolume"];
-        assert_eq!(judged("one", Some(0), &calls), ["another node uses it"]);
+        assert_eq!(judged("one", Some(0), &calls, &[]), ["another node uses it"]);
     }
 
     #[test]
     fn volume_of_many_writers_is_on_two_hosts() {
-        assert_eq!(judged("many", None, &["n1 NodeStageVolume", "n2 NodeStageVolume"]), [""; 0]);
+        assert_eq!(judged("many", None, &["n1 NodeStageVolume", "n2 NodeStageVolume"], &[]), [""; 0]);
     }
 }
