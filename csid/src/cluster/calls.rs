@@ -122,6 +122,8 @@ impl Node {
 impl Node {
     /// Makes a change that takes long, and repeats it until `until`. The same call joins what the servers go on with.
     async fn change_until(&self, what: change_ask::What, until: Instant) -> Result<VolumeRow> {
+        // As with a claim: the controller's host may have joined a moment ago.
+        let awaits_controller = matches!(what, change_ask::What::Attach(_));
         let ask = ChangeAsk { what: Some(what) };
         loop {
             let generation = self.generation();
@@ -133,6 +135,11 @@ impl Node {
                 Ok(row) => {
                     self.has_seen(generation, row.revision);
                     return Ok(row);
+                }
+                Err(ServerFailure::Refused(error))
+                    if awaits_controller && error.kind == Kind::PluginUnavailable =>
+                {
+                    error
                 }
                 Err(ServerFailure::Refused(error) | ServerFailure::Queued(error)) => return Err(error),
                 Err(ServerFailure::NotSent(error) | ServerFailure::Unknown(error)) => error,
