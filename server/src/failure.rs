@@ -160,6 +160,8 @@ fn refused(error: Error) -> (Code, Failure) {
         retryable: error.details.retryable,
         holders: holders.map(|holder| shortened(holder).into_owned()).collect(),
         step: error.details.step.map(|step| step.name().to_owned()).unwrap_or_default(),
+        rpc: error.details.rpc.unwrap_or_default().to_owned(),
+        code: error.details.grpc_code,
         queued: false,
     };
     (code, failure)

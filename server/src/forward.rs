@@ -16,6 +16,7 @@ use csid::{Error, Kind};
 use prost::Message;
 
 use crate::failure::Result;
+use crate::metrics::method_name;
 use crate::random;
 
 /// How long a call may wait on its host before it begins.
@@ -35,8 +36,6 @@ pub struct Ready {
     /// The boot of the node that is attached.
     pub boot: String,
     pub message: ControllerCall,
-    /// Whether a message of the plugin may have values that could not be named.
-    pub is_silent: bool,
 }
 
 /// How a call ended.
@@ -129,8 +128,7 @@ impl Ready {
     ) -> Result<Ready> {
         let order = record.volume.handle.text().into_owned();
         let message = message(record, registration, order, credential, method, time)?;
-        let is_silent = message.hidden.as_ref().is_some_and(|hidden| hidden.more);
-        Ok(Ready { id: message.call.clone(), host: host.to_owned(), effect, boot, message, is_silent })
+        Ok(Ready { id: message.call.clone(), host: host.to_owned(), effect, boot, message })
     }
 }
 
@@ -226,26 +224,34 @@ pub fn read(ready: &Ready, ended: CallEnded) -> Ended {
     }
 }
 
-/// Returns what a host says of a failure. `is_silent`: the plugin's message may have values that could not be named.
-pub fn text_of(host: &str, is_silent: bool, failure: &CallFailure) -> String {
-    match is_silent {
+/// Returns whether the plugin's message may have values of a call that could not be named.
+pub fn is_silent(call: &ControllerCall) -> bool {
+    call.hidden.as_ref().is_some_and(|hidden| hidden.more)
+}
+
+/// Returns the failure of a plugin's RPC as a host says it. `is_silent`: as of the call.
+pub fn failure_of(host: &str, rpc: &'static str, is_silent: bool, failure: &CallFailure) -> Error {
+    let text = match is_silent {
         true => format!("node {host}: the plugin's message is withheld, for it may repeat a context"),
         false => format!("node {host}: {}", presentable(&failure.message, MESSAGE)),
-    }
+    };
+    Error::new(Kind::read(&failure.kind).unwrap_or(Kind::PluginError), text).with(|details| {
+        (details.rpc, details.grpc_code) = (failure.code.map(|_| rpc), failure.code);
+    })
 }
 
 fn failed(ready: &Ready, failure: &CallFailure) -> Ended {
-    let message = text_of(&ready.host, ready.is_silent, failure);
+    let (rpc, call) = (method_name(ready.message.method.as_ref()), &ready.message);
+    let error = failure_of(&ready.host, rpc, is_silent(call), failure);
     let outcome = match failure.class() {
         CallClass::Unknown => ClaimOutcome::Unknown,
         CallClass::NotSent => ClaimOutcome::NotSent(None),
-        CallClass::Withheld => ClaimOutcome::NotSent(Some(message.clone())),
+        CallClass::Withheld => ClaimOutcome::NotSent(Some(error.message.clone())),
         CallClass::Again => ClaimOutcome::Again,
-        CallClass::Refused => ClaimOutcome::Hopeless(message.clone()),
+        CallClass::Refused => ClaimOutcome::Hopeless(error.message.clone()),
     };
-    let kind = Kind::read(&failure.kind).unwrap_or(Kind::PluginError);
     let is_final = matches!(outcome, ClaimOutcome::Hopeless(_) | ClaimOutcome::NotSent(Some(_)));
-    Ended::failed(outcome, Error::new(kind, message).with(|details| details.retryable = !is_final))
+    Ended::failed(outcome, error.with(|details| details.retryable = !is_final))
 }
 
 #[cfg(test)]
@@ -258,7 +264,7 @@ mod tests {
         let effect =
             ClaimEffect { action, consumer: "web".into(), node: "n1".into(), from: None, grant: None };
         let (host, boot) = ("c1".to_owned(), String::new());
-        Ready { id: "c".into(), host, effect, boot, message: ControllerCall::default(), is_silent: false }
+        Ready { id: "c".into(), host, effect, boot, message: ControllerCall::default() }
     }
 
     fn ended(how: Option<How>) -> CallEnded {
@@ -280,10 +286,18 @@ mod tests {
             let bytes = Hidden { hide, more }.encoded_len();
             assert!(bytes <= CALL + FRAME && (more || length < 100), "{length}: {bytes}");
         }
-        let failure = CallFailure { class: 4, kind: "PluginError".into(), message: "y".into(), code: None };
-        let shown = |is_silent| {
-            let ready = Ready { is_silent, ..ready(ClaimAction::Attach) };
-            failed(&ready, &failure).error.unwrap().message
+        let failure =
+            CallFailure { class: 4, kind: "PluginError".into(), message: "y".into(), code: Some(9) };
+        let shown = |more| {
+            let mut ready = ready(ClaimAction::Attach);
+            ready.message.hidden = Some(Hidden { more, ..Hidden::default() });
+            ready.message.method = Some(Method::Publish(Publish::default()));
+            let error = failed(&ready, &failure).error.unwrap();
+            assert_eq!(
+                (error.details.rpc, error.details.grpc_code),
+                (Some("ControllerPublishVolume"), Some(9))
+            );
+            error.message
         };
         assert!(shown(false).ends_with(": y") && shown(true).contains("withheld"));
     }

@@ -21,8 +21,9 @@ use csid::{Error, Kind, random};
 use prost::Message;
 
 use crate::failure::{Result, ServerError};
-use crate::forward::{message, text_of};
+use crate::forward::{failure_of, is_silent, message};
 use crate::grants::May;
+use crate::metrics::method_name;
 use crate::places::Kept;
 use crate::service::Service;
 use crate::view;
@@ -156,7 +157,7 @@ impl Service {
         let order = record.volume.handle.text().into_owned();
         let mut call = message(record, registration, order, spec.credential, method, PLUGIN)?;
         call.start_within_ms = u32::try_from(START.as_millis()).unwrap_or(u32::MAX);
-        let is_silent = call.hidden.as_ref().is_some_and(|hidden| hidden.more);
+        let is_silent = is_silent(&call);
         let answer = self.question(caller, host, call, Some(Step::Validate)).await?;
         let validated = answer.validated.ok_or_else(|| no_answer(host, Some(Step::Validate)))?;
         let message = match is_silent {
@@ -181,7 +182,7 @@ impl Service {
             return Err(Error::invalid(text).into());
         }
         let _place = self.places.enter(caller, Kept::Question)?;
-        let is_silent = call.hidden.as_ref().is_some_and(|hidden| hidden.more);
+        let (rpc, is_silent) = (method_name(call.method.as_ref()), is_silent(&call));
         let away = |text: String| ServerError::Unavailable(text);
         let Some(answer) = self.sessions.call(host, call) else {
             return Err(away(format!("node {host} takes no controller call now")));
@@ -204,15 +205,15 @@ impl Service {
         match ended.how {
             Some(How::Answer(answer)) => Ok(answer),
             Some(How::Failed(failure)) => {
-                let kind = Kind::read(&failure.kind).unwrap_or(Kind::PluginError);
-                // Another server would ask the same plugin.
-                let kind = if kind == Kind::Unavailable { Kind::PluginUnavailable } else { kind };
-                let error = failed(kind, text_of(host, is_silent, &failure), false);
-                Err(match failure.code {
-                    Some(code) if rules::is_gone(code) => Error { kind: Kind::NotFound, ..error },
-                    _ => error,
-                }
-                .into())
+                let error = failure_of(host, rpc, is_silent, &failure);
+                let kind = match (failure.code, error.kind) {
+                    (Some(code), _) if rules::is_gone(code) => Kind::NotFound,
+                    // Another server would ask the same plugin.
+                    (_, Kind::Unavailable) => Kind::PluginUnavailable,
+                    (_, kind) => kind,
+                };
+                let error = error.with(|details| (details.step, details.retryable) = (step, false));
+                Err(Error { kind, ..error }.into())
             }
             Some(How::NotStarted(true)) => Err(failed(
                 Kind::PluginUnavailable,

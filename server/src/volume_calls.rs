@@ -16,7 +16,8 @@ use csid::{Error, Kind};
 use tonic::Code;
 
 use crate::failure::Result;
-use crate::forward::{message, text_of};
+use crate::forward::{failure_of, is_silent, message};
+use crate::metrics::method_name;
 
 /// Returns the call that a volume's standing asks for. `None`: the volume is registered, or not there.
 pub fn rpc_of_volume(record: &Record) -> Option<DrivenRpc> {
@@ -194,11 +195,10 @@ impl VolumeCall {
                 _ => unknown(format!("node {host} answered the controller call without a volume")),
             },
             Some(How::Failed(failure)) => {
-                let is_silent = self.message.hidden.as_ref().is_some_and(|hidden| hidden.more);
-                let text = text_of(host, is_silent, &failure);
-                let kind = Kind::read(&failure.kind).unwrap_or(Kind::PluginError);
+                let rpc = method_name(self.message.method.as_ref());
+                let error = failure_of(host, rpc, is_silent(&self.message), &failure);
                 let code = failure.code.and_then(|code| i32::try_from(code).ok()).map(Code::from);
-                let mut failed = VolumeFailure::new(failure.class(), Error::new(kind, text));
+                let mut failed = VolumeFailure::new(failure.class(), error);
                 let is_retried = failed.is_retried();
                 failed.error = failed.error.with(|details| details.retryable = is_retried);
                 VolumeEnd::Failed(VolumeFailure { code, ..failed })

@@ -13,12 +13,26 @@ const MESSAGE: usize = 2048;
 /// The limits of holders: their number, and the bytes of each.
 const HOLDERS: usize = 16;
 const HOLDER: usize = 256;
+/// The RPCs of a controller that servers have called.
+const RPCS: [&str; 11] = [
+    "ControllerPublishVolume",
+    "ControllerUnpublishVolume",
+    "CreateVolume",
+    "DeleteVolume",
+    "ControllerExpandVolume",
+    "ValidateVolumeCapabilities",
+    "CreateSnapshot",
+    "DeleteSnapshot",
+    "ListSnapshots",
+    "ListVolumes",
+    "GetCapacity",
+];
 
 /// Returns what a failed call says of its effect.
 pub(super) fn read(status: &Status) -> ServerFailure {
     let trailer = status.metadata().get_bin(TRAILER).and_then(|value| value.to_bytes().ok());
     let failure = trailer.and_then(|bytes| Failure::decode(bytes).ok());
-    let Some(Failure { kind, message, retryable, holders, queued, .. }) = failure else {
+    let Some(Failure { kind, message, retryable, holders, queued, rpc, code, .. }) = failure else {
         let message = presentable(status.message(), MESSAGE);
         return match status.code() {
             Code::Unimplemented => {
@@ -33,6 +47,8 @@ pub(super) fn read(status: &Status) -> ServerFailure {
     let kind = Kind::read(&kind).unwrap_or(Kind::Internal);
     let error = Error::new(kind, presentable(&message, MESSAGE)).with(|details| {
         details.retryable = retryable;
+        details.rpc = RPCS.into_iter().find(|known| *known == rpc);
+        details.grpc_code = code.filter(|_| details.rpc.is_some());
         details.holders = holders.iter().take(HOLDERS).map(|holder| presentable(holder, HOLDER)).collect();
     });
     match kind {

@@ -141,9 +141,8 @@ fn refused_attach_is_undone_and_its_claim_released() {
         let busy = Rule { times: 2, ..Rule::always("ControllerUnpublishVolume", Act::Fail(10)) };
         w.plugin("p").rules([Rule::once("ControllerPublishVolume", Act::FailAfter(9)), busy]);
         let (kind, error) = refusal(claim(&client, "v", "one").await);
-        // A server's failure has the plugin's code in its message alone.
-        let code = (!clustered::is_used()).then_some(9);
-        assert_eq!((kind, error.details.grpc_code), (Kind::PluginError, code), "{error}");
+        assert_eq!((kind, error.details.grpc_code), (Kind::PluginError, Some(9)), "{error}");
+        assert_eq!(error.details.rpc.as_deref(), Some("ControllerPublishVolume"), "{error}");
         assert_eq!(claimed(&client).await, []);
         w.nothing_left(&client).await;
     });
