@@ -1,6 +1,7 @@
 //! What nodes hold, while the cluster recovers. Their claims come back into etcd, with what is attached for them.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use csi_proto::cluster::v1::{Held as Answer, HeldClaim, HeldClaims, RefusedClaim};
 use csi_proto::identity::Identity;
@@ -19,11 +20,14 @@ use crate::grants::May;
 use crate::heard::{SaidPage, is_not_recovering};
 use crate::names::NodeNames;
 use crate::queue;
+use crate::random;
 use crate::records::TRIES;
 use crate::rows::{Mode, NodeRow, Read};
 
 /// The most claims of a page.
 const CLAIMS: usize = 64;
+/// The longest pause after a change of a volume's record by another node.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// A claim that a node holds, as it was read and checked.
 struct Held {
@@ -189,6 +193,7 @@ impl Cluster {
             };
             let record = self.registry.record(held.name.clone()).await?;
             let after = with_held(&record, held, &row.value, others)?;
+            let is_new = after.claims != record.claims;
             let guards = vec![meta_guard(&meta), node_guard(node, row), here.guard()];
             if after == record {
                 if self.has_guards(&guards, node, row).await? {
@@ -198,14 +203,19 @@ impl Cluster {
             }
             let swapped = self.swap(&record, after, guards).await;
             if swapped.map_err(|error| self.hide_name(caller, error))?.is_some() {
-                let Claim { consumer, id, .. } = &held.claim;
-                tracing::warn!(node, volume = %held.name, consumer, claim = id, "a claim that etcd lacked was brought back by its node");
+                if is_new {
+                    let Claim { consumer, id, .. } = &held.claim;
+                    tracing::warn!(node, volume = %held.name, consumer, claim = id, "a claim that etcd lacked was brought back by its node");
+                }
                 return Ok(());
             }
             self.refuse_joined_again(node, row).await?;
+            // Many nodes may hold the volume, and say so at the same moment.
+            tokio::time::sleep(PAUSE.mul_f64(random::share())).await;
         }
         let text = format!("the record of a volume that node {node} holds changed {TRIES} times meanwhile");
-        Err(Error::new(Kind::Busy, text).into())
+        // The node goes on with its other claims, and says this one again.
+        Err(ServerError::Unavailable(text))
     }
 
     /// Returns whether the guards hold in etcd now. Fails if the node has joined once more.
@@ -347,12 +357,18 @@ fn with_held(record: &Record, held: &Held, row: &NodeRow, others: &NodeNames) ->
             format!("plugin {plugin} has the same name for node {} as for node {}", at.node, other.node);
         return Err(Error::new(Kind::ClaimConflict, text).into());
     }
-    let is_there = |of: &&Attachment| of.leg == Leg::Present && of.publish_context == at.publish_context;
-    if let Some(present) =
-        after.attachments.iter_mut().filter(|of| of.node == at.node).find(|of| is_there(&&**of))
-    {
-        // The rest of the row is as it was.
+    let is_there = |of: &&mut Attachment| {
+        of.node == at.node
+            && of.node_id == at.node_id
+            && of.leg == Leg::Present
+            && of.publish_context == at.publish_context
+    };
+    if let Some(present) = after.attachments.iter_mut().find(is_there) {
         present.generation = at.generation;
+        // The backup may be from before the node's boot. Another claim of the node may have been granted before it, too.
+        if at.boot.as_ref() == Some(&row.boot) {
+            present.boot.clone_from(&at.boot);
+        }
     } else {
         after.attachments.retain(|of| of.node != at.node);
         after.attachments.push(at.clone());

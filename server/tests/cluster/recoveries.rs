@@ -6,8 +6,8 @@ use csi_proto::cluster::v1::call_ended::How;
 use csi_proto::cluster::v1::resume_ask::Step;
 use csi_proto::cluster::v1::{
     Answer, Attaches, AuditAsk, BlockAsk, CallClass, ChangeAsk, ClaimAsk, CreateAsk, DetachAsk, DrainAsk,
-    FenceAsk, HeldClaim, HeldClaims, Hello, NodeAsk, NodeChange, PluginReport, RefusedClaim, ReleaseAsk,
-    RestoredAsk, ResumeAsk, ServerRows, ServersAsk, Spec, UndrainAsk, Use, VolumeAsk, Welcome,
+    FenceAsk, Granted, HeldClaim, HeldClaims, Hello, NodeAsk, NodeChange, PluginReport, RefusedClaim,
+    ReleaseAsk, RestoredAsk, ResumeAsk, ServerRows, ServersAsk, Spec, UndrainAsk, Use, VolumeAsk, Welcome,
     change_ask::What, node_change::Change,
 };
 use futures_util::FutureExt;
@@ -87,6 +87,11 @@ async fn welcome(node: &Node, server: usize) -> (Welcome, Session) {
     }
 }
 
+fn writing(access_mode: &str) -> Use {
+    let (mode, attachment_mode) = ("write".into(), "file-system".into());
+    Use { mode, access_mode: access_mode.into(), attachment_mode }
+}
+
 /// Returns what a node that has claimed a volume for `web` says to hold.
 fn held(node: &Node, volume: &str, claim: &str) -> HeldClaim {
     HeldClaim {
@@ -95,15 +100,20 @@ fn held(node: &Node, volume: &str, claim: &str) -> HeldClaim {
         volume: volume.into(),
         consumer: "web".into(),
         uid: 1000,
-        usage: Some(Use {
-            mode: "write".into(),
-            access_mode: "single-node-writer".into(),
-            attachment_mode: "file-system".into(),
-        }),
+        usage: Some(writing("single-node-writer")),
         plugin: "p".into(),
         external_id: format!("ext-{volume}"),
         granted_boot: node.hello.boot.clone(),
         ..HeldClaim::default()
+    }
+}
+
+/// Makes the same of a claim that a server has granted with an attachment.
+fn held_attached(node: &Node, volume: &str, granted: &Granted) -> HeldClaim {
+    HeldClaim {
+        external_node_id: granted.external_node_id.clone(),
+        publish_context: granted.publish_context.clone(),
+        ..held(node, volume, &granted.claim)
     }
 }
 
@@ -351,11 +361,7 @@ async fn excluded_claim_gets_no_attachment() {
     controller.join_again(0).await;
     let sessions = (welcome(&owner, 0).await, welcome(&thief, 0).await);
     hold(&thief, 0, page(&thief, 2, vec![held(&thief, "data", "lie")], true)).await.unwrap();
-    let of_owner = HeldClaim {
-        external_node_id: granted.external_node_id.clone(),
-        publish_context: granted.publish_context.clone(),
-        ..held(&owner, "data", &granted.claim)
-    };
+    let of_owner = held_attached(&owner, "data", &granted);
     hold(&owner, 0, page(&owner, 2, vec![of_owner], true)).await.unwrap();
     hold(&controller.node, 0, page(&controller.node, 2, vec![], true)).await.unwrap();
     resumed(&site, 2).await;
@@ -603,11 +609,7 @@ async fn call_for_another_node_is_not_dropped() {
     let mut controller = Controller::start(&site, "c1", 0).await;
     let (n1, first) = user(&site, "n1", 0).await;
     let (n2, _second) = user(&site, "n2", 0).await;
-    let many = Use {
-        mode: "write".into(),
-        access_mode: "multi-node-multi-writer".into(),
-        attachment_mode: "file-system".into(),
-    };
+    let many = writing("multi-node-multi-writer");
     let mut client = n2.client(0);
     let ask = ClaimAsk { r#use: Some(many.clone()), ..n2.ask("data", "web") };
     let claim = tokio::spawn(async move { client.claim(ask).await });
@@ -1265,12 +1267,7 @@ async fn attachment_that_no_node_holds_is_made_again() {
         controller.join_again(0).await;
         let (_, mut session) = welcome(&node, 0).await;
         session.report_name("id of n1").await;
-        let of = HeldClaim {
-            external_node_id: "id of n1".into(),
-            publish_context: granted.publish_context.clone(),
-            ..held(&node, "data", &granted.claim)
-        };
-        let claims = if is_held { vec![of] } else { Vec::new() };
+        let claims = if is_held { vec![held_attached(&node, "data", &granted)] } else { Vec::new() };
         hold(&node, 0, page(&node, 2, claims, true)).await.unwrap();
         hold(&controller.node, 0, page(&controller.node, 2, vec![], true)).await.unwrap();
         resumed(&site, 2).await;
@@ -1294,6 +1291,39 @@ async fn attachment_that_no_node_holds_is_made_again() {
         let ask = ClaimAsk { call: "call 3".into(), ..node.ask("data", "web") };
         assert_eq!(node.client(0).claim(ask).await.unwrap().into_inner().publish_context["device"], due);
     }
+}
+
+/// The host has rebooted since the backup, and its claim was granted again with the same context.
+#[tokio::test]
+async fn held_attachment_of_a_later_boot_is_trusted() {
+    let site = Site::start(1).await;
+    site.register("data", "single-node-multi-writer").await;
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    let (mut node, session) = user(&site, "n1", 0).await;
+    let many = writing("single-node-multi-writer");
+    let ask = ClaimAsk { r#use: Some(many.clone()), ..node.ask("data", "web") };
+    let mut client = node.client(0);
+    let claim = tokio::spawn(async move { client.claim(ask).await });
+    controller.publish().await;
+    let granted = claim.await.unwrap().unwrap().into_inner();
+    drop(session);
+    node.hello.boot = "boot 2 of n1".into();
+    restored(&site, 0, 1).await.unwrap();
+    controller.join_again(0).await;
+    let (_, mut session) = welcome(&node, 0).await;
+    session.report_name("id of n1").await;
+    let of = HeldClaim { usage: Some(many.clone()), ..held_attached(&node, "data", &granted) };
+    hold(&node, 0, page(&node, 2, vec![of], true)).await.unwrap();
+    hold(&controller.node, 0, page(&controller.node, 2, vec![], true)).await.unwrap();
+    resumed(&site, 2).await;
+    controller.join_again(0).await;
+    let (_, mut session) = welcome(&node, 0).await;
+    session.report_name("id of n1").await;
+    // A Publish that fails would detach the volume under the first consumer's mount.
+    let ask = ClaimAsk { call: "call 2".into(), r#use: Some(many), ..node.ask("data", "other") };
+    let other = node.client(0).claim(ask).await.unwrap().into_inner();
+    assert_eq!(other.publish_context, granted.publish_context);
+    assert!(!controller.is_called(Duration::from_secs(1)).await, "a controller was called");
 }
 
 /// With the token of before etcd says nothing of the restore, but its revision has gone back.
