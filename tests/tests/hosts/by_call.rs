@@ -119,14 +119,6 @@ async fn start_user(site: &Site, w: &mut World) -> (Other, std::thread::JoinHand
     (user, thread, node)
 }
 
-/// Returns the controller's calls since the last time.
-fn called(w: &mut World, seen: &mut usize) -> Vec<String> {
-    let calls = w.plugin("p").volume_calls();
-    let new = calls.iter().skip(*seen).map(|recorded| recorded.call.rpc.clone()).collect();
-    *seen = calls.len();
-    new
-}
-
 async fn nothing_attached(site: &Site) {
     eventually("the servers have no attachment", async || {
         site.raw().await.below("/csid/v1/vol/default/data/at/").await.is_empty()

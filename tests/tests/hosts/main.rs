@@ -114,6 +114,14 @@ async fn begun(client: &Client, kind: &str) {
     .await;
 }
 
+/// Returns the controller's calls since the last time.
+fn called(w: &mut World, seen: &mut usize) -> Vec<String> {
+    let calls = w.plugin("p").volume_calls();
+    let new = calls.iter().skip(*seen).map(|recorded| recorded.call.rpc.clone()).collect();
+    *seen = calls.len();
+    new
+}
+
 /// Begins a mount of the volume `data`, and waits until it is an operation of csid.
 async fn mount_begins(client: &Client) -> JoinHandle<csid_client::Result<Mounted>> {
     let mounting = tokio::spawn({
