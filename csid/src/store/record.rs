@@ -319,7 +319,8 @@ pub struct AskedAttach {
     pub call: String,
     /// The ID of the server that was asked last. While no call was made, that server judges whether the caller still waits.
     pub keeper: String,
-    /// The cluster's generation when it was asked for. An earlier one: the row is of a backup of etcd, and may lack what was done since.
+    /// The cluster's generation when it was asked for, or when the plugin has attached the volume since. An earlier one: the row is of a backup of etcd, and
+    /// may lack what was done since.
     #[serde(default)]
     pub generation: u64,
     /// Why the last call has failed. `None`: it has not.
