@@ -13,10 +13,10 @@ use crate::by_call::{
     remove_forgotten, set_called, set_node,
 };
 use crate::cluster::{meta_guard, node_guard};
-use crate::drive::{BLOCKED, Driving, NOTHING, Next, SHORT, Turn, rpc_of, unanswered};
+use crate::drive::{Driving, NOTHING, Next, SHORT, Turn, rpc_of, unanswered};
 use crate::failure::{Result, ServerError};
 use crate::forward::{Ended, Ready};
-use crate::pace::{Memory, Wish};
+use crate::pace::{BLOCKED, Memory, Wish};
 use crate::records::{TRIES, busy};
 use crate::rows::NodeState;
 
@@ -39,7 +39,7 @@ impl Driving {
             let node_id = at.node_id.as_deref().unwrap_or_default();
             let is_of_backup = is_of_backup(at, generation);
             if is_of_backup && at.leg == Leg::Removing {
-                // It may have been attached again since. Somebody has to end it.
+                // It may have been attached again since. Its owner or an operator has to end it.
                 continue;
             }
             let mut guards = guards.clone();
@@ -72,9 +72,6 @@ impl Driving {
                 return Ok(Turn::Again);
             }
             let wish = Wish::of_attachment(at);
-            if wish.is_blocked && !memory.failed.contains_key(&wish) {
-                memory.has_failed(wish.clone(), BLOCKED);
-            }
             if let Some(left) = memory.pause(&wish) {
                 pause = Some(pause.map_or(left, |pause| pause.min(left)));
                 continue;

@@ -33,7 +33,7 @@ use crate::excluded::{excluding, waits_for_word};
 use crate::failure::Result;
 use crate::forward::{Ended, Ready, START, read};
 use crate::metrics::{method_name, plugin_of};
-use crate::pace::{Awaited, Calls, Memory, Wish};
+use crate::pace::{Awaited, BLOCKED, Calls, Memory, Wish};
 use crate::records::{Around, TRIES, busy, stepped};
 use crate::rows::NodeState;
 use crate::sessions::Sessions;
@@ -56,8 +56,6 @@ const FORGOTTEN: Duration = Duration::from_secs(15);
 const STOP: Duration = Duration::from_millis(50);
 /// Volumes for which this server acts at the same time.
 const VOLUMES: usize = 1000;
-/// The pause before another try for a claim that was given up, as csid alone has it.
-pub const BLOCKED: Duration = Duration::from_secs(300);
 /// The limit of a pause in which a task keeps its place.
 pub const SHORT: Duration = Duration::from_secs(1);
 
@@ -338,9 +336,6 @@ impl Driving {
         let mut pause: Option<Duration> = None;
         for claim in due(&record) {
             let wish = Wish::of(claim);
-            if wish.is_blocked && !memory.failed.contains_key(&wish) {
-                memory.has_failed(wish.clone(), BLOCKED);
-            }
             if let Some(left) = memory.pause(&wish) {
                 // The others have their turn meanwhile.
                 pause = Some(pause.map_or(left, |pause| pause.min(left)));

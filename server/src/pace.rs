@@ -10,6 +10,8 @@ use tokio::time::Instant;
 
 /// The first and the longest pause between two tries.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+/// The pause before another try for a claim that was given up, as csid alone has it.
+pub const BLOCKED: Duration = Duration::from_secs(300);
 /// The beginning of a volume's wish, which no ID of a claim has.
 const OF_VOLUME: &str = "volume: ";
 /// The same of the wish of an attachment by AttachVolume.
@@ -54,8 +56,12 @@ pub struct Awaited {
 }
 
 impl Memory {
-    /// Returns how long a claim is left alone, because its last call has failed. `None`: it is not.
-    pub fn pause(&self, wish: &Wish) -> Option<Duration> {
+    /// Returns how long a claim is left alone, because its last call has failed. `None`: it is not. One that was given up is left alone from
+    /// the first look on.
+    pub fn pause(&mut self, wish: &Wish) -> Option<Duration> {
+        if wish.is_blocked && !self.failed.contains_key(wish) {
+            self.has_failed(wish.clone(), BLOCKED);
+        }
         let left = self.failed.get(wish)?.next.saturating_duration_since(Instant::now());
         (!left.is_zero()).then_some(left)
     }

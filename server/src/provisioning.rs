@@ -24,9 +24,9 @@ use csid_etcd::Guard;
 use tokio::time::Instant;
 
 use crate::cluster::meta_guard;
-use crate::drive::{BLOCKED, Driving, FRESH, NOTHING, Next, SHORT, Sent, Turn, intent};
+use crate::drive::{Driving, FRESH, NOTHING, Next, SHORT, Sent, Turn, intent};
 use crate::failure::Result;
-use crate::pace::{Memory, Wish};
+use crate::pace::{BLOCKED, Memory, Wish};
 use crate::records::{TRIES, busy};
 use crate::volume_calls::{VolumeCall, VolumeEnd, VolumeFailure, is_unasked, leaves_claims, word};
 
@@ -52,11 +52,6 @@ impl Driving {
         let wish = wish_of(record, rpc);
         // Claims have their failures while the volume is expanded or a snapshot is made, and else none.
         memory.failed.retain(|of, _| *of == wish || (leaves_claims(rpc) && !of.is_of_volume()));
-        if record.registration.as_ref().is_some_and(|of| of.blocked.is_some())
-            && !memory.failed.contains_key(&wish)
-        {
-            memory.has_failed(wish.clone(), BLOCKED);
-        }
         if let Some(left) = memory.pause(&wish) {
             return Ok(if left < SHORT { Turn::Wait(left) } else { Turn::Rest(left) });
         }
