@@ -334,14 +334,7 @@ async fn claim_of_another_boot_is_attached_again() {
     controller.publish().await;
     let first = claim.await.unwrap().unwrap();
     drop(one);
-    n1.hello.boot = "boot 2 of n1".into();
-    let mut session = None;
-    eventually("the rebooted node joins", async || {
-        let (answer, joined) = n1.say_hello(0).await.unwrap();
-        session = Some(joined);
-        matches!(answer, First::Welcome(_))
-    })
-    .await;
+    let _session = n1.reboot(0).await;
     let claim = claiming(&n1, 0, "data");
     let call = controller.called().await;
     assert!(is_publish(&call), "{call:?}");

@@ -115,7 +115,7 @@ async fn node_learns_its_drain_and_reports_what_is_left() {
 #[tokio::test]
 async fn report_counts_for_its_drain_alone() {
     let site = Site::start(2).await;
-    let node = site.node("n1");
+    let mut node = site.node("n1");
     let (_, mut session) = drain_of(&node, 0).await;
     for drain in [1, 2] {
         set(&site, 0, "n1", Change::Drain(DrainAsk {})).await.unwrap();
@@ -138,12 +138,7 @@ async fn report_counts_for_its_drain_alone() {
     shows(&site, Some(0)).await;
     // What the host had in an earlier boot is nothing of this one.
     drop(session);
-    let mut rebooted = site.node("n1");
-    rebooted.hello.boot = "boot 2 of n1".into();
-    eventually("it has joined after its boot", async || {
-        matches!(rebooted.say_hello(0).await, Ok((First::Welcome(_), _)))
-    })
-    .await;
+    node.reboot(0).await;
     assert_eq!(shown(&site).await, None);
     eventually("the node and its report are forgotten", async || {
         set(&site, 0, "n1", Change::Forget(ForgetAsk {})).await.is_ok()

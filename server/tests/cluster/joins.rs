@@ -231,11 +231,7 @@ async fn clone_of_a_node_does_nothing_with_its_claims() {
     // The node boots again, and joins the other server. The first one has its old row in memory.
     let old = node.owed("data", &claim);
     drop(session);
-    node.hello.boot = "boot 2".into();
-    eventually("the rebooted node joins", async || {
-        matches!(node.say_hello(1).await.unwrap(), (First::Welcome(_), _))
-    })
-    .await;
+    node.reboot(1).await;
     refused(node.client(0).detached(old).await.unwrap_err());
     node.detached(0, "data", &claim).await.unwrap();
     let mut raw = site.raw().await;

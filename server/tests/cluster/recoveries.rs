@@ -1307,10 +1307,9 @@ async fn held_attachment_of_a_later_boot_is_trusted() {
     controller.publish().await;
     let granted = claim.await.unwrap().unwrap().into_inner();
     drop(session);
-    node.hello.boot = "boot 2 of n1".into();
     restored(&site, 0, 1).await.unwrap();
     controller.join_again(0).await;
-    let (_, mut session) = welcome(&node, 0).await;
+    let mut session = node.reboot(0).await;
     session.report_name("id of n1").await;
     let of = HeldClaim { usage: Some(many.clone()), ..held_attached(&node, "data", &granted) };
     hold(&node, 0, page(&node, 2, vec![of], true)).await.unwrap();

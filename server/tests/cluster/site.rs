@@ -528,6 +528,20 @@ impl Node {
         session
     }
 
+    /// Boots the node again, and joins at a server. Waits until the servers know the end of the earlier boot's
+    /// sessions.
+    pub async fn reboot(&mut self, server: usize) -> Session {
+        self.hello.boot = format!("{} and again", self.hello.boot);
+        let mut joined = None;
+        eventually("the rebooted node joins", async || {
+            let (first, session) = self.say_hello(server).await.unwrap();
+            joined = Some(session);
+            matches!(first, First::Welcome(_))
+        })
+        .await;
+        joined.unwrap()
+    }
+
     /// Claims a volume for the consumer `web`. Waits until the server knows the node's plugin.
     pub async fn claim(&self, server: usize, volume: &str) -> Result<String, Refusal> {
         let begun = Instant::now();
