@@ -318,7 +318,8 @@ fn expansion_by_a_plugin_that_cannot_is_not_supported() {
         let expand = async |s: &Site<'_>| {
             s.client.expand_volume(NAMESPACE, "a", 8 << 20, 0, ExpandOptions::default()).await
         };
-        assert_eq!(refusal(expand(&s).await).0, Kind::NotSupported);
+        let (kind, error) = refusal(expand(&s).await);
+        assert_eq!(kind, Kind::NotSupported, "{error}");
         let mounted = s.client.mount(NAMESPACE, "a", "job", csid_client::MountOptions::default()).await;
         mounted.unwrap();
         assert_eq!(refusal(expand(&s).await).0, Kind::NotSupported, "also where it is mounted");
