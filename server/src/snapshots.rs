@@ -92,7 +92,7 @@ impl Cluster {
         &self,
         caller: &Identity,
         name: &VolumeName,
-        task: SnapshotTask,
+        mut task: SnapshotTask,
         until_ready: bool,
     ) -> Result<VolumeRow> {
         let begun = Instant::now();
@@ -104,7 +104,10 @@ impl Cluster {
                 // A call that is replaced does not replace the other one in turn.
                 true => self.own_snapshot(name, &task).await?,
                 false => match self.begin_snapshot(caller, name, &task).await? {
-                    Some(record) => record,
+                    Some((record, call)) => {
+                        task.call = call;
+                        record
+                    }
                     None => {
                         tries += 1;
                         continue;
@@ -151,13 +154,14 @@ impl Cluster {
         }
     }
 
-    /// Writes the intent, or joins the call that goes on. Returns the record with it. `None`: the record or a row has changed meanwhile.
+    /// Writes the intent, or joins a call that goes on. Returns the record with it, and the name of the call that goes on. `None`: the record or
+    /// a row has changed meanwhile.
     async fn begin_snapshot(
         &self,
         caller: &Identity,
         name: &VolumeName,
         task: &SnapshotTask,
-    ) -> Result<Option<Record>> {
+    ) -> Result<Option<(Record, String)>> {
         let here = self.presence.here()?;
         let meta = self.normal().await?;
         let mut guards = vec![meta_guard(&meta), here.guard()];
@@ -167,9 +171,9 @@ impl Cluster {
             return Err(another_owner(name));
         }
         let mut after = record.clone();
-        rules::begin_snapshot(&mut after, task)?;
+        let call = rules::begin_snapshot(&mut after, task)?;
         if after == record {
-            return Ok(Some(record));
+            return Ok(Some((record, call)));
         }
         if !rules::is_unfinished(&record) {
             self.refuse_more_unfinished(caller).await?;
@@ -178,7 +182,7 @@ impl Cluster {
         if swapped.is_some() {
             tracing::info!(%caller, volume = %name, "a snapshot is to be made or deleted");
         }
-        Ok(swapped)
+        Ok(swapped.map(|record| (record, call)))
     }
 }
 

@@ -281,9 +281,10 @@ pub fn refuse_expanding(record: &Record) -> Result<()> {
     }
 }
 
-/// Enters a snapshot that is wanted of a registered volume. The same call joins what goes on, or finds its answer. Another call is refused while the
-/// plugin may make or delete a snapshot of the volume.
-pub fn begin_snapshot(record: &mut Record, task: &SnapshotTask) -> Result<()> {
+/// Enters a snapshot that is wanted of a registered volume. The same call joins what goes on, or finds its answer. Another call for the same
+/// snapshot joins what goes on, too. Any other is refused while the plugin may make or delete a snapshot of the volume. Returns the name of the
+/// call that goes on.
+pub fn begin_snapshot(record: &mut Record, task: &SnapshotTask) -> Result<String> {
     refuse_in_transition(record)?;
     let name = record.name.clone();
     let Some(registration) = &mut record.registration else {
@@ -291,15 +292,16 @@ pub fn begin_snapshot(record: &mut Record, task: &SnapshotTask) -> Result<()> {
     };
     match &registration.snapshot {
         Some(present) if present.call == task.call => match present.what == task.what || present.is_over {
-            true => Ok(()),
+            true => Ok(task.call.clone()),
             false => Err(Error::invalid("the call wants another snapshot")),
         },
+        Some(present) if !present.is_over && present.what == task.what => Ok(present.call.clone()),
         Some(present) if !present.is_over && !present.unasked => {
             Err(Error::new(Kind::Busy, format!("another snapshot of {name} is being made or deleted")))
         }
         Some(_) | None => {
             registration.snapshot = Some(task.clone());
-            Ok(())
+            Ok(task.call.clone())
         }
     }
 }

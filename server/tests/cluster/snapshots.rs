@@ -115,6 +115,23 @@ async fn snapshot_is_made_until_it_is_ready_then_deleted() {
 }
 
 #[tokio::test]
+async fn call_for_the_same_snapshot_joins_the_first() {
+    let site = Site::start(1).await;
+    let mut controller = start(&site, 0).await;
+    let first = snapshotting(&site, 0, ask("1"));
+    let call = controller.called().await;
+    controller.end(&call, made("ext-data", false)).await;
+    let call = controller.called().await;
+    let second = snapshotting(&site, 0, SnapshotAsk { no_wait: true, ..ask("2") }).await.unwrap().unwrap();
+    assert_eq!(second.snapshot, Some(row("ext-data", false)));
+    let other = SnapshotAsk { name: "tuesday".into(), ..ask("3") };
+    assert_eq!(snapshotting(&site, 0, other).await.unwrap().unwrap_err().kind, "Busy");
+    controller.end(&call, made("ext-data", true)).await;
+    assert_eq!(first.await.unwrap().unwrap().snapshot, Some(row("ext-data", true)));
+    assert!(!controller.is_called(Duration::from_millis(300)).await);
+}
+
+#[tokio::test]
 async fn refused_snapshot_is_over() {
     let site = Site::start(2).await;
     let mut controller = start(&site, 1).await;
@@ -185,7 +202,8 @@ async fn lie_in_the_answer_to_a_snapshot_is_nothing() {
         assert!(is_snapshot(&call), "{call:?}");
         controller.end(&call, lie).await;
     }
-    let busy = snapshotting(&site, 0, ask("2")).await.unwrap().unwrap_err();
+    let other = SnapshotAsk { name: "tuesday".into(), ..ask("2") };
+    let busy = snapshotting(&site, 0, other).await.unwrap().unwrap_err();
     assert_eq!((busy.kind.as_str(), busy.retryable), ("Busy", true), "{busy:?}");
     let (n1, _one) = user(&site, "n1", 0).await;
     let claim = claiming(&n1, 0, "data");
