@@ -184,6 +184,7 @@ impl Cluster {
                     return Err(Error::new(Kind::Busy, text).into());
                 }
                 None => {
+                    self.require_controller(name, plugin)?;
                     // What is left of an earlier volume of the name.
                     rules::refuse_used(&record).map_err(|error| holders_of(&record, error))?;
                     let mut new = Registration::clone(new);

@@ -68,6 +68,19 @@ impl Cluster {
         Error::new(kind, text).into()
     }
 
+    /// Refuses a plugin that no grant for a controller names in the namespace. No host could ever create the volume.
+    pub fn require_controller(&self, name: &VolumeName, plugin: &str) -> Result<()> {
+        match self.config.grants.name_controller(Some(&name.namespace), plugin) {
+            true => Ok(()),
+            false => {
+                let text = format!(
+                    "{name}: no node with the grant controller:{plugin} is in csid-server.toml for this namespace"
+                );
+                Err(Error::new(Kind::NotSupported, text).into())
+            }
+        }
+    }
+
     /// Returns which of some nodes may be asked about a plugin, in an order that stays the same. `namespace`: for volumes of this one. `None`: of some
     /// namespace.
     pub fn hosts_of_plugin(

@@ -226,6 +226,17 @@ async fn two_callers_of_a_name_get_one_volume() {
 }
 
 /// A name of the caller's own could be that of another cluster's volume.
+/// No host could ever make such a call, and the caller would wait for one.
+#[tokio::test]
+async fn creation_without_a_controllers_grant_is_refused() {
+    let site = Site::start(1).await;
+    let ask = CreateAsk { plugin: "none".into(), ..create("data") };
+    let refused = changing(&site, 0, "operator/all", What::Create(ask)).await.unwrap().unwrap_err();
+    assert_eq!(refused.kind, "NotSupported", "{refused:?}");
+    assert!(refused.message.contains("controller:none"), "{refused:?}");
+    nothing_is_left(&site).await;
+}
+
 #[tokio::test]
 async fn creation_with_a_wrong_field_is_refused() {
     let site = Site::start(1).await;
