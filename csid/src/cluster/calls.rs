@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use csi_proto::cluster::v1::cluster_client::ClusterClient;
 use csi_proto::cluster::v1::{
-    AttachAsk, AttachmentRow, CallName, Capability, ChangeAsk, ClaimAsk, CreateAsk, DeleteAsk, DetachAsk,
-    ExpandAsk, ExternalSnapshot, Granted as GrantedRow, Owed, Register, SnapshotAsk, Use, ValidateAsk,
-    Validated, VolumeAsk, VolumeRow, change_ask,
+    AttachAsk, AttachmentRow, CallName, Capability, ChangeAsk, ClaimAsk, CreateAsk, DeleteAsk, Deregister,
+    DetachAsk, ExpandAsk, ExternalSnapshot, Granted as GrantedRow, Owed, Register, SnapshotAsk, Use,
+    ValidateAsk, Validated, VolumeAsk, VolumeRow, change_ask,
 };
 use futures_util::future::{BoxFuture, FutureExt};
 use rustix::time::{ClockId, clock_gettime};
@@ -477,6 +477,14 @@ impl Servers for Node {
             check_name("attachment", &id)?;
             let detach = DetachAsk { id, ..ask };
             self.change_until(change_ask::What::Detach(detach), until).await.map(drop)
+        }
+        .boxed()
+    }
+
+    fn deregister(&self, name: VolumeName, until: Instant) -> BoxFuture<'_, Result<()>> {
+        async move {
+            let deregister = Deregister { namespace: name.namespace, volume: name.volume };
+            self.change_until(change_ask::What::Deregister(deregister), until).await.map(drop)
         }
         .boxed()
     }

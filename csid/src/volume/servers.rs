@@ -117,6 +117,9 @@ pub trait Servers: Send + Sync {
         until: Instant,
     ) -> BoxFuture<'_, Result<()>>;
 
+    /// Ends a registration of this host's. The plugin keeps the volume.
+    fn deregister(&self, name: VolumeName, until: Instant) -> BoxFuture<'_, Result<()>>;
+
     /// Has a volume's plugin delete it. The servers go on after `until`.
     fn delete(&self, name: VolumeName, until: Instant) -> BoxFuture<'_, Result<()>>;
 }

@@ -1,6 +1,6 @@
 //! What a node of a cluster refuses, and what is refused to it.
 
-use csid_client::{AccessMode, Kind, RegisterVolume};
+use csid_client::{AccessMode, DeregisterOptions, Kind, RegisterVolume};
 use csid_tests::ask::*;
 use csid_tests::world::{eventually, refusal, world};
 
@@ -69,9 +69,19 @@ fn node_registers_only_with_a_grant() {
         assert_eq!((registered.plugin.as_str(), registered.external_id.as_str()), ("p", "data"));
         assert_eq!(client.volume(NAMESPACE, "data").await.unwrap().external_id, "data");
         mount_registered(&client, "data", "web").await.unwrap();
+        let deregister = async |options| client.deregister_volume(NAMESPACE, "data", options).await;
+        let (kind, error) = refusal(deregister(DeregisterOptions::default()).await);
+        assert_eq!(kind, Kind::Busy, "{}", error.message);
+        let by_force = DeregisterOptions { force: Some(true), ..DeregisterOptions::default() };
+        assert_eq!(refusal(deregister(by_force).await).0, Kind::NotSupported);
         unmount(&client, "data", "web").await.unwrap();
-        let (kind, _) = refusal(client.deregister_volume(NAMESPACE, "data", Default::default()).await);
-        assert_eq!(kind, Kind::NotSupported);
+        // The servers may learn of the claim's end a moment later.
+        eventually("the host deregisters the volume", async || {
+            deregister(DeregisterOptions::default()).await.is_ok()
+        })
+        .await;
+        assert_eq!(refusal(mount_registered(&client, "data", "web").await).0, Kind::NotFound);
+        deregister(DeregisterOptions::default()).await.expect("what is not there is deregistered");
         w.nothing_left(&client).await;
     });
 }

@@ -85,7 +85,7 @@ fn is_movable(record: &Record) -> bool {
 fn refuse_at_servers(uid: u32, has_secrets: bool) -> Result<()> {
     match () {
         () if uid != 0 => {
-            let text = "in a cluster root alone creates, deletes, validates, snapshots and attaches volumes on a host";
+            let text = "in a cluster root alone changes, validates and attaches volumes on a host";
             Err(Error::new(Kind::NotAuthorized, text))
         }
         () if has_secrets => {
@@ -343,6 +343,23 @@ impl Volumes {
         let VolumeRequest { name, uid, secrets, credential, wait, .. } = request;
         refuse_at_servers(uid, secrets.is_some() || credential.is_some())?;
         servers.delete(name, self.give_up_at(&wait)).await
+    }
+
+    /// Has the servers end a registration of this host's. `by_force`: although the volume is claimed, being created or being deleted.
+    pub(in crate::volume) async fn deregister_at_servers(
+        &self,
+        servers: &dyn Servers,
+        request: VolumeRequest,
+        by_force: bool,
+    ) -> Result<()> {
+        let VolumeRequest { name, uid, secrets, credential, wait, .. } = request;
+        if by_force {
+            let text =
+                "force and forget: the servers of a cluster deregister only a volume that nothing uses";
+            return Err(Error::new(Kind::NotSupported, text));
+        }
+        refuse_at_servers(uid, secrets.is_some() || credential.is_some())?;
+        servers.deregister(name, self.give_up_at(&wait)).await
     }
 
     /// Has the servers expand a volume, then expands it here where it is mounted and the plugin wants that. Returns the capacity, and

@@ -30,7 +30,9 @@ impl Volumes {
     /// give up a creation or deletion for good.
     pub async fn deregister_volume(&self, request: VolumeRequest, force: bool, forget: bool) -> Result<()> {
         self.shared.changeable()?;
-        self.shared.refuse_in_cluster("DeregisterVolume")?;
+        if let Some(servers) = &self.shared.records.servers {
+            return self.deregister_at_servers(servers.as_ref(), request, force || forget).await;
+        }
         let record = self.shared.records.registry.record(request.name.clone()).await?;
         let standing = record.registration.as_ref().map(|registration| &registration.standing);
         let is_on_its_way = standing.is_some_and(|standing| *standing != Standing::Registered);
