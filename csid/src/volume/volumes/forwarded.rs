@@ -13,6 +13,7 @@ use crate::secret::Secrets;
 use crate::store::registry::VolumeName;
 use crate::store::rows::Usage;
 use crate::volume::control::claim_effects::failed;
+use crate::volume::errors::volume::VolumeError;
 use crate::volume::manager::Volumes;
 use crate::volume::model::claim::ClaimOutcome;
 
@@ -141,6 +142,26 @@ impl ForwardedRpc {
         }
     }
 
+    /// Returns the capability without which a change of a volume or snapshot is not asked for. `None`: the call is no such change.
+    fn needed(&self) -> Option<&'static str> {
+        match self {
+            ForwardedRpc::Create(_) | ForwardedRpc::Delete => Some("CREATE_DELETE_VOLUME"),
+            ForwardedRpc::Expand { .. } => Some("EXPAND_VOLUME"),
+            ForwardedRpc::Snapshot { .. } | ForwardedRpc::DeleteSnapshot { .. } => {
+                Some("CREATE_DELETE_SNAPSHOT")
+            }
+            _ => None,
+        }
+    }
+
+    /// Refuses what the plugin does not offer.
+    fn refuse_unoffered(&self, plugin: &str, controller: &Controller) -> Result<()> {
+        match self.needed().filter(|capability| !controller.can(capability)) {
+            Some(capability) => Err(VolumeError::NotOffered { plugin: plugin.to_owned(), capability }.into()),
+            None => Ok(()),
+        }
+    }
+
     /// Refuses an expansion of a volume that must not be in use meanwhile (CSI rule 26).
     fn refuse_in_use(&self, controller: &Controller) -> Result<()> {
         let is_offline = controller.can("OFFLINE") && !controller.can("ONLINE");
@@ -259,6 +280,7 @@ impl Volumes {
             let outcome = ClaimOutcome::NotSent(Some(error.message.clone()));
             ForwardedFailure { outcome, error }
         };
+        call.rpc.refuse_unoffered(plugin, &controller).map_err(withheld)?;
         call.rpc.refuse_in_use(&controller).map_err(withheld)?;
         let secrets = self.secrets_of(call).await.map_err(withheld)?;
         // The plugin may repeat what an earlier call brought, or a mount here. Only a call's own secrets can be cut out of its message.
