@@ -3,7 +3,7 @@
 
 use crate::cluster::{Program, Site};
 use crate::etcd::Cluster as Etcd;
-use crate::world::is_set;
+use crate::world::{World, is_set, world};
 
 /// The endpoints of the etcd that the servers use, with commas between them.
 pub const ENDPOINTS: &str = "CSID_TEST_CLUSTER";
@@ -15,7 +15,7 @@ const GRANTS: &str = r#"
 [[grant]]
 who = "node/host"
 namespaces = ["*"]
-may = ["join", "mount", "controller:p", "controller:q", "controller:two", "controller:other", "read", "register", "create", "delete", "expand", "snapshot", "attach"]
+may = ["join", "mount", "controller:p", "controller:q", "controller:two", "controller:other", "controller:local", "read", "register", "create", "delete", "expand", "snapshot", "attach"]
 
 [[grant]]
 who = "node/host"
@@ -31,6 +31,16 @@ pub fn is_used() -> bool {
 /// Returns whether csid is a node of a cluster in this run, for a test of what no node has. Prints why it is skipped then.
 pub fn is_skipped(why: &str) -> bool {
     is_set(ENDPOINTS, "on a node of a cluster", why)
+}
+
+/// Runs a test of what no node of a cluster has, in a world of its own. Prints why it is skipped in a cluster.
+pub fn alone<F>(why: &str, test: F)
+where
+    F: for<'w> AsyncFnOnce(&'w mut World) + Send + 'static,
+{
+    if !is_skipped(why) {
+        world(test);
+    }
 }
 
 /// The server of one test, and the link of its node.
@@ -53,7 +63,7 @@ impl Servers {
 
     /// Returns a csid.toml for the node. `keys`: what csid.toml says without servers.
     pub fn configuration(&self, keys: &str) -> String {
-        let plugins = ["p", "q", "two", "other"];
+        let plugins = ["p", "q", "two", "other", "local"];
         format!(
             "node = {NODE:?}\n{keys}\n[cluster]\nname = \"prod\"\nlink = {:?}\ninline = true\ncontrollers = {plugins:?}\n\
              controller-volumes = {plugins:?}\ncontroller-credentials = [\"csid.default.*\"]\n",

@@ -95,10 +95,7 @@ fn failing_detach_is_repeated_until_it_succeeds() {
 
 #[test]
 fn detach_that_fails_for_good_is_blocked_and_shown() {
-    if clustered::is_skipped("a node lists what it has, and servers list what they detach") {
-        return;
-    }
-    world(async |w| {
+    alone("a node lists what it has, and servers list what they detach", async |w| {
         let client = attaching(w).await;
         registered(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         claim(&client, "v", "one").await.unwrap();
@@ -241,10 +238,7 @@ fn plugin_without_attach_seen_late_is_not_asked() {
 /// A plugin attaches or not: csid knows that once it has seen each instance. The error names the instance that is missing.
 #[test]
 fn missing_instance_is_named_in_the_error() {
-    if clustered::is_skipped("servers know a plugin of a node, and none of its instances") {
-        return;
-    }
-    world(async |w| {
+    alone("servers know a plugin of a node, and none of its instances", async |w| {
         w.add_plugin("p").await;
         let sockets = [w.plugin("p").witnessed_socket(), w.path("nobody.sock")];
         let client = w.start().await;
@@ -361,10 +355,7 @@ fn node_renamed_by_a_boot_is_detached_by_its_old_id() {
 /// csid asked the controller for nothing, so it undoes nothing, and others get the volume.
 #[test]
 fn attach_never_sent_leaves_nothing() {
-    if clustered::is_skipped("a claim that brings secrets is refused where the controller needs them") {
-        return;
-    }
-    world(async |w| {
+    alone("a claim that brings secrets is refused where the controller needs them", async |w| {
         let client = attaching(w).await;
         registered(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         let typo = || Some("csid.default.typo".to_owned());
@@ -393,10 +384,7 @@ fn secrets_of_the_detach(w: &mut World) -> Vec<(String, String)> {
 /// The node's claims share an attachment, and with it its secrets, no matter which call brought them.
 #[test]
 fn co_rule_33_a_detach_has_the_secrets_of_its_attach() {
-    if clustered::is_skipped("a claim that brings secrets is refused where the controller needs them") {
-        return;
-    }
-    world(async |w| {
+    alone("a claim that brings secrets is refused where the controller needs them", async |w| {
         let client = attaching(w).await;
         registered(&client, "v", &[AccessMode::SingleNodeMultiWriter]).await;
         std::fs::write(w.path("credentials/csid.default.v"), r#"{"password":"x"}"#).unwrap();

@@ -34,10 +34,7 @@ async fn is_forgotten(w: &mut World, client: Client) -> Client {
 
 #[test]
 fn attach_without_its_plugin_leaves_nothing() {
-    if clustered::is_skipped("AttachVolume without a registration is refused in a cluster") {
-        return;
-    }
-    world(async |w| {
+    alone(UNREGISTERED, async |w| {
         let client = attaching(w).await;
         w.plugin("p").kill();
         eventually("it is missed", async || !client.plugin("p").await.unwrap().healthy).await;
@@ -57,10 +54,7 @@ fn attach_without_its_plugin_leaves_nothing() {
 /// A cancellation during the wait for the plugin leaves nothing that would need the caller's secrets.
 #[test]
 fn attach_cancelled_before_sending_leaves_nothing() {
-    if clustered::is_skipped("AttachVolume without a registration is refused in a cluster") {
-        return;
-    }
-    world(async |w| {
+    alone(UNREGISTERED, async |w| {
         let client = attaching(w).await;
         w.plugin("p").kill();
         eventually("it is missed", async || !client.plugin("p").await.unwrap().healthy).await;
@@ -105,10 +99,7 @@ async fn renamed(w: &mut World, client: &Client, node_id: &str, others: &[&str])
 /// Another program takes the staging away. csid stages again under the present node id, and keeps that id as the staged one.
 #[test]
 fn co_rule_23_restaged_is_kept_from_detach_by_new_id() {
-    if clustered::is_skipped("AttachVolume without a registration is refused in a cluster") {
-        return;
-    }
-    world(async |w| {
+    alone(UNREGISTERED, async |w| {
         let client = attaching(w).await;
         w.plugin("p").set(|script| script.token = Some("t".to_owned()));
         let anywhere = || AttachOptions {
@@ -148,10 +139,7 @@ fn co_rule_23_restaged_is_kept_from_detach_by_new_id() {
 /// A plugin without staging publishes a second mount. The first one stays published under its own node id.
 #[test]
 fn co_rule_23_rebound_mount_keeps_its_node_id() {
-    if clustered::is_skipped("AttachVolume without a registration is refused in a cluster") {
-        return;
-    }
-    world(async |w| {
+    alone(UNREGISTERED, async |w| {
         let client = attaching(w).await;
         w.plugin("p").set(|script| script.capabilities.retain(|can| can != "STAGE_UNSTAGE_VOLUME"));
         renamed(w, &client, "node-1", &["node-2"]).await;
@@ -182,10 +170,7 @@ fn co_rule_23_rebound_mount_keeps_its_node_id() {
 /// A detach was on its way: what it is of is not forgotten for want of a plugin that attaches.
 #[test]
 fn possible_attachment_outlives_lost_capability() {
-    if clustered::is_skipped("AttachVolume without a registration is refused in a cluster") {
-        return;
-    }
-    world(async |w| {
+    alone(UNREGISTERED, async |w| {
         let client = attaching(w).await;
         w.plugin("p").rules([
             Rule::once("ControllerPublishVolume", Act::FailAfter(9)),
@@ -217,10 +202,7 @@ fn possible_attachment_outlives_lost_capability() {
 /// A node that is called otherwise since has the volume staged all the same.
 #[test]
 fn co_rule_23_staged_under_old_id_is_not_detached() {
-    if clustered::is_skipped("AttachVolume without a registration is refused in a cluster") {
-        return;
-    }
-    world(async |w| {
+    alone(UNREGISTERED, async |w| {
         let client = attaching(w).await;
         let context = client.attach_volume(NAMESPACE, "v", "node-1", writer()).await.unwrap();
         let attached = MountOptions { publish_context: Some(context), ..inline("v") };
@@ -247,10 +229,7 @@ fn co_rule_23_staged_under_old_id_is_not_detached() {
 /// csid is killed before it asks the controller. The plugin that it finds then cannot detach.
 #[test]
 fn never_attached_is_not_detached() {
-    if clustered::is_skipped("AttachVolume without a registration is refused in a cluster") {
-        return;
-    }
-    world(async |w| {
+    alone(UNREGISTERED, async |w| {
         let fault = Fault::of(w);
         let client = attaching(w).await;
         fault.arm("ControllerPublishVolume.before:1");
@@ -271,10 +250,7 @@ fn never_attached_is_not_detached() {
 
 #[test]
 fn inline_attach_takes_a_usage_without_capabilities() {
-    if clustered::is_skipped("AttachVolume without a registration is refused in a cluster") {
-        return;
-    }
-    world(async |w| {
+    alone(UNREGISTERED, async |w| {
         let client = attaching(w).await;
         let usage = AttachOptions { capabilities: None, ..writer() };
         let (kind, error) = refusal(client.attach_volume(NAMESPACE, "v", "node-2", usage.clone()).await);
@@ -321,7 +297,7 @@ async fn held_detach(w: &mut World, client: &Client) -> tokio::task::JoinHandle<
 /// The plugin answers neither the call of a caller nor that of the next csid.
 #[test]
 fn forget_ends_a_detach_without_an_answer() {
-    if clustered::is_skipped("AttachVolume without a registration is refused in a cluster") {
+    if clustered::is_skipped(UNREGISTERED) {
         return;
     }
     if on_etcd::is_skipped("csid calls the plugin by itself before the test's caller is there") {
@@ -359,10 +335,7 @@ fn within(milliseconds: u64) -> AttachOptions {
 /// The plugin answers neither the attach nor its rollback.
 #[test]
 fn forget_ends_an_attach_without_an_answer() {
-    if clustered::is_skipped("AttachVolume without a registration is refused in a cluster") {
-        return;
-    }
-    world(async |w| {
+    alone(UNREGISTERED, async |w| {
         let client = attaching(w).await;
         let held = ["ControllerPublishVolume", "ControllerUnpublishVolume"];
         w.plugin("p").rules(held.map(|rpc| Rule::always(rpc, Act::Hold)));
@@ -389,10 +362,7 @@ fn forget_ends_an_attach_without_an_answer() {
 /// A detach that the plugin refuses for good rests until a caller repeats it.
 #[test]
 fn forget_ends_a_detach_at_rest() {
-    if clustered::is_skipped("AttachVolume without a registration is refused in a cluster") {
-        return;
-    }
-    world(async |w| {
+    alone(UNREGISTERED, async |w| {
         let client = attaching(w).await;
         client.attach_volume(NAMESPACE, "v", "node-2", writer()).await.unwrap();
         w.plugin("p").rules([Rule::always("ControllerUnpublishVolume", Act::Fail(9))]);
@@ -410,10 +380,7 @@ fn forget_ends_a_detach_at_rest() {
 
 #[test]
 fn forget_refuses_an_attachment_staged_here() {
-    if clustered::is_skipped("AttachVolume without a registration is refused in a cluster") {
-        return;
-    }
-    world(async |w| {
+    alone(UNREGISTERED, async |w| {
         let client = attaching(w).await;
         let context = client.attach_volume(NAMESPACE, "v", "node-1", writer()).await.unwrap();
         let attached = MountOptions { publish_context: Some(context), ..inline("v") };

@@ -19,10 +19,7 @@ async fn forget(client: &Client, consumer: &str) -> Result<()> {
 
 #[test]
 fn claim_whose_detach_never_ends_can_be_forgotten() {
-    if clustered::is_skipped("a node lists what it has, and servers list what they detach") {
-        return;
-    }
-    world(async |w| {
+    alone("a node lists what it has, and servers list what they detach", async |w| {
         let client = attaching(w).await;
         registered(&client, "v", &[AccessMode::SingleNodeMultiWriter]).await;
         mount_registered(&client, "v", "one").await.unwrap();

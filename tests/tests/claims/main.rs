@@ -16,8 +16,11 @@ use csid_client::{
     Mounted, RegisterVolume, ReleaseOptions, Result,
 };
 use csid_tests::ask::*;
-use csid_tests::clustered;
+use csid_tests::clustered::{self, alone};
 use csid_tests::world::{World, refusal, world};
+
+/// Why tests are skipped on a node of a cluster.
+const UNREGISTERED: &str = "AttachVolume without a registration is refused in a cluster";
 
 const ATTACH: &[&str] = &["PUBLISH_UNPUBLISH_VOLUME", "PUBLISH_READONLY", "SINGLE_NODE_MULTI_WRITER"];
 

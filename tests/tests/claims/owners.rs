@@ -60,10 +60,7 @@ fn as_writer(external_id: &str, more: Vec<(&str, Variant<'static>)>) -> Variant<
 
 #[test]
 fn inline_attachment_is_its_callers() {
-    if clustered::is_skipped("AttachVolume without a registration is refused in a cluster") {
-        return;
-    }
-    world(async |w| {
+    alone(UNREGISTERED, async |w| {
         let (client, _bus, polkit, [other]) = on_bus(w, [OTHER]).await;
         polkit.says(Verdict::But("org.csid1.inline"));
         let options = AttachOptions {
@@ -123,10 +120,7 @@ async fn waiting(
 /// A call waits for its turn. Until then its volume may have another owner, or its name another volume.
 #[test]
 fn call_is_authorised_for_its_own_volume() {
-    if clustered::is_skipped("root alone registers volumes on a node") {
-        return;
-    }
-    world(async |w| {
+    alone("root alone registers volumes on a node", async |w| {
         let (client, _bus, _polkit, [other]) = on_bus(w, [OTHER]).await;
         assert_eq!(answer(&other, "RegisterVolume", "v", vec![as_writer("v", vec![])]).await, "");
         client.attach_volume(NAMESPACE, "v", "node-2", AttachOptions::default()).await.unwrap();
@@ -154,10 +148,7 @@ fn call_is_authorised_for_its_own_volume() {
 /// A mount outlives its claim where that is released by force; the consumer's next claim may be another uid's.
 #[test]
 fn reboot_mounts_nothing_under_another_claim() {
-    if clustered::is_skipped("a node claims nothing that it has mounted for a claim that has ended") {
-        return;
-    }
-    world(async |w| {
+    alone("a node claims nothing that it has mounted for a claim that has ended", async |w| {
         let (client, _bus, _polkit, [other]) = on_bus(w, [OTHER]).await;
         registered(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         assert_eq!(answer(&other, "Mount", "v", vec![text("job"), value("a{sv}")]).await, "");
@@ -184,10 +175,7 @@ fn reboot_mounts_nothing_under_another_claim() {
 /// The registrar of a volume has fixed its mount options.
 #[test]
 fn mount_only_user_cannot_change_mount_options() {
-    if clustered::is_skipped("root alone registers volumes on a node") {
-        return;
-    }
-    world(async |w| {
+    alone("root alone registers volumes on a node", async |w| {
         let (client, _bus, polkit, [other, member]) = on_bus(w, [OTHER, MEMBER]).await;
         let flags =
             |flags: &[&str]| Variant::from(flags.iter().map(|flag| (*flag).to_owned()).collect::<Vec<_>>());
@@ -231,10 +219,7 @@ fn mount_only_user_cannot_change_mount_options() {
 /// csid undoes an attach that it never sent to another user's plugin. It needs no secrets for that.
 #[test]
 fn attach_with_forbidden_secrets_leaves_nothing() {
-    if clustered::is_skipped("AttachVolume without a registration is refused in a cluster") {
-        return;
-    }
-    world(async |w| {
+    alone(UNREGISTERED, async |w| {
         let (client, _bus, _polkit, [other]) = on_bus(w, [OTHER]).await;
         let (theirs, plugins) = (w.path("theirs.sock"), w.plugin("p").witnessed_socket());
         let listener = listen_as(OTHER, &theirs).unwrap();

@@ -366,10 +366,7 @@ fn limit_and_topology_hold_before_plugin_is_probed() {
 /// A claim that fails may have released something before.
 #[test]
 fn failed_claim_frees_its_place_for_waiting_ones() {
-    if clustered::is_skipped("a node lists what it has, and servers list what they detach") {
-        return;
-    }
-    world(async |w| {
+    alone("a node lists what it has, and servers list what they detach", async |w| {
         let client = attaching(w).await;
         registered(&client, "v", &[AccessMode::SingleNodeWriter]).await;
         claim(&client, "v", "one").await.unwrap();
