@@ -8,9 +8,13 @@ use csid_client::{
     Mounted, RegisterVolume, ReleaseOptions, VolumeFilter, VolumeRow,
 };
 use csid_tests::ask::*;
+use csid_tests::clustered::alone;
 use csid_tests::fault::Fault;
 use csid_tests::script::{Act, Rule};
-use csid_tests::world::{World, count, eventually, refusal, world};
+use csid_tests::world::{World, count, eventually, refusal};
+
+/// Why these tests are skipped on a node of a cluster.
+const FILES: &str = "csid reads no files of volumes.d there";
 
 const WRITER: &str = "capabilities = [{ access-mode = \"single-node-writer\" }]\n";
 const XFS: &str = "fs-type = \"xfs\"\n";
@@ -58,7 +62,7 @@ fn log(w: &World) -> String {
 
 #[test]
 fn co_rule_35_declared_when_plugin_first_serves() {
-    world(async |w| {
+    alone(FILES, async |w| {
         with_plugin(w, &["v"]).await;
         w.plugin("p").kill();
         let file = w.declare("v", WRITER);
@@ -99,7 +103,7 @@ fn co_rule_35_declared_when_plugin_first_serves() {
 /// A declared volume is in the list for callers who ask for declarations, before it is registered.
 #[test]
 fn unregistered_declarations_are_listed_on_request() {
-    world(async |w| {
+    alone(FILES, async |w| {
         with_plugin(w, &["v"]).await;
         w.plugin("p").kill();
         w.declare("v", &format!("{WRITER}{XFS}"));
@@ -126,7 +130,7 @@ fn unregistered_declarations_are_listed_on_request() {
 
 #[test]
 fn it_is_registered_without_being_asked_for_and_once() {
-    world(async |w| {
+    alone(FILES, async |w| {
         with_plugin(w, &["a", "b"]).await;
         // What the plugin refuses now it may take later; the other one waits for nobody.
         let unavailable = Rule { times: 3, ..Rule::always("ValidateVolumeCapabilities", Act::Fail(14)) };
@@ -157,7 +161,7 @@ fn it_is_registered_without_being_asked_for_and_once() {
 
 #[test]
 fn reload_adds_changes_and_removes() {
-    world(async |w| {
+    alone(FILES, async |w| {
         with_plugin(w, &["a", "b", "c"]).await;
         w.declare("a", WRITER);
         let b = w.declare("b", WRITER);
@@ -219,7 +223,7 @@ fn register(volume: &str) -> RegisterVolume {
 
 #[test]
 fn declaration_in_use_is_not_changed() {
-    world(async |w| {
+    alone(FILES, async |w| {
         with_plugin(w, &["a"]).await;
         let file = w.declare("a", WRITER);
         let client = w.start().await;
@@ -270,7 +274,7 @@ fn declaration_in_use_is_not_changed() {
 /// The use of a declared volume registers it. It does not after the file was removed or changed meanwhile.
 #[test]
 fn removed_declaration_is_not_registered_for_waiters() {
-    world(async |w| {
+    alone(FILES, async |w| {
         with_plugin(w, &["v"]).await;
         let slow = Rule::always("ValidateVolumeCapabilities", Act::Delay(1500));
         w.plugin("p").rules([slow]);
@@ -309,7 +313,7 @@ fn removed_declaration_is_not_registered_for_waiters() {
 
 #[test]
 fn wrong_file_leaves_out_its_own_volume_only() {
-    world(async |w| {
+    alone(FILES, async |w| {
         with_plugin(w, &["a", "b"]).await;
         w.declare("a", WRITER);
         let bad = w.declare("bad", "capabilities = []\n");
@@ -346,7 +350,7 @@ fn wrong_file_leaves_out_its_own_volume_only() {
 
 #[test]
 fn volume_registered_by_call_is_not_taken_over() {
-    world(async |w| {
+    alone(FILES, async |w| {
         with_plugin(w, &["v"]).await;
         let client = w.start().await;
         healthy(&client, "p").await;
@@ -390,7 +394,7 @@ fn volume_registered_by_call_is_not_taken_over() {
 
 #[test]
 fn missing_volume_is_reported_and_retried_by_reload() {
-    world(async |w| {
+    alone(FILES, async |w| {
         with_plugin(w, &[]).await;
         w.declare("v", WRITER);
         let client = w.start().await;
@@ -410,7 +414,7 @@ fn missing_volume_is_reported_and_retried_by_reload() {
 
 #[test]
 fn declaration_is_registered_after_a_kill() {
-    world(async |w| {
+    alone(FILES, async |w| {
         with_plugin(w, &["v"]).await;
         let fault = Fault::of(w);
         let edges = ["ValidateVolumeCapabilities", "registration"];

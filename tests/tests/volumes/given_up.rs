@@ -3,13 +3,17 @@
 
 use std::time::Duration;
 
-use csid_client::{CallOptions, CreateVolume, DeregisterOptions, Kind, VolumeOptions, VolumeRow};
+use csid_client::{CreateVolume, DeregisterOptions, Kind, VolumeOptions, VolumeRow};
 use csid_tests::ask::NAMESPACE;
+use csid_tests::clustered::{self, alone};
 use csid_tests::script::{Act, Rule};
 use csid_tests::world::{count, eventually, refusal, world};
 use tokio::task::JoinHandle;
 
-use crate::site::{Site, creating, options, spec, within};
+use crate::site::{GIVEN_UP, Site, creating, options, spec, within};
+
+/// Why tests are skipped on a node of a cluster.
+const GOES_ON: &str = "servers go on with a creation whose caller is gone";
 
 const SHORT: Duration = Duration::from_millis(300);
 
@@ -55,7 +59,7 @@ async fn quiet(s: &Site<'_>) {
 
 #[test]
 fn create_never_sent_ends_with_its_caller() {
-    world(async |w| {
+    alone(GOES_ON, async |w| {
         let mut s = creating(w).await;
         away(&mut s).await;
         let cancelled = create(&s, "a");
@@ -76,7 +80,7 @@ fn create_never_sent_ends_with_its_caller() {
 
 #[test]
 fn create_never_sent_ends_by_delete_or_deregister() {
-    world(async |w| {
+    alone(GOES_ON, async |w| {
         let mut s = creating(w).await;
         away(&mut s).await;
         for round in 0..3 {
@@ -104,7 +108,7 @@ fn create_never_sent_ends_by_delete_or_deregister() {
 /// csid is killed while it waits for the plugin, and no caller repeats the call.
 #[test]
 fn create_never_sent_does_not_outlive_csid() {
-    world(async |w| {
+    alone(GOES_ON, async |w| {
         let mut s = creating(w).await;
         away(&mut s).await;
         let waits = create(&s, "a");
@@ -125,15 +129,12 @@ fn delete_takes_over_a_create_that_is_waited_for() {
         let mut s = creating(w).await;
         s.rules([Rule::always("CreateVolume", Act::FailAfter(13))]);
         let waits = create(&s, "a");
-        eventually("p has answered", async || {
-            let answer = s.client.explain(NAMESPACE, "a", CallOptions::default()).await;
-            answer.is_ok_and(|answer| answer.last_error.contains("INTERNAL"))
-        })
-        .await;
+        eventually("p has answered", async || s.waits_for_failed("a", "INTERNAL").await).await;
         let soon = VolumeOptions { deadline_usec: Some(2_000_000), ..options() };
         assert_eq!(refusal(s.delete("a", soon).await).0, Kind::TimedOut);
         let stopped = tokio::time::timeout(Duration::from_secs(10), waits).await.expect("at once");
-        assert_eq!(refusal(stopped.unwrap()).0, Kind::Cancelled);
+        let due = if clustered::is_used() { Kind::Busy } else { Kind::Cancelled };
+        assert_eq!(refusal(stopped.unwrap()).0, due);
         // What was asked to go is not given to who asks for it meanwhile.
         assert_eq!(s.refused("a", spec()).await.0, Kind::Busy);
         // Nobody asks again, and csid is another one.
@@ -155,8 +156,8 @@ fn volume_found_by_a_refused_delete_is_registered() {
         assert_eq!(refusal(s.delete("a", soon).await).0, Kind::TimedOut);
         s.rules([Rule::always("DeleteVolume", Act::Fail(9))]);
         assert_eq!(refusal(s.delete("a", options()).await).0, Kind::PluginError);
-        let row = s.volumes().await.pop().expect("the row");
-        assert!(row.external_id.starts_with("id-"), "{row:?}");
+        let external_id = s.external_id("a").await;
+        assert!(external_id.starts_with("id-"), "{external_id}");
         s.w.plugin("p").honest();
         s.delete("a", options()).await.unwrap();
         s.nothing_left().await;
@@ -166,7 +167,7 @@ fn volume_found_by_a_refused_delete_is_registered() {
 /// Codes after which no volume was made: UNKNOWN, RESOURCE_EXHAUSTED, INTERNAL, UNAVAILABLE.
 #[test]
 fn create_that_was_given_up_does_not_come_back() {
-    world(async |w| {
+    alone(GIVEN_UP, async |w| {
         let mut s = creating(w).await;
         for (round, code) in [2, 8, 13, 14].into_iter().enumerate() {
             s.rules([Rule::always("CreateVolume", Act::Fail(code))]);
@@ -200,7 +201,7 @@ fn create_that_was_given_up_does_not_come_back() {
 /// The plugin hangs with the call, and makes the volume after all.
 #[test]
 fn late_answer_of_a_forgotten_create_is_ignored() {
-    world(async |w| {
+    alone(GIVEN_UP, async |w| {
         let mut s = creating(w).await;
         s.rules([Rule::always("CreateVolume", Act::Stubborn(2_000))]);
         let waits = create(&s, "a");
@@ -223,7 +224,7 @@ fn late_answer_of_a_forgotten_create_is_ignored() {
 
 #[test]
 fn deletion_that_was_given_up_does_not_come_back() {
-    world(async |w| {
+    alone(GIVEN_UP, async |w| {
         let mut s = creating(w).await;
         for options_of in [by_force, forget] {
             let row = s.create("a", spec()).await.unwrap();
@@ -264,7 +265,7 @@ fn deletion_that_was_given_up_does_not_come_back() {
 /// Kills csid at each edge that a given-up creation passes.
 #[test]
 fn killed_while_it_gives_up_csid_brings_nothing_back() {
-    world(async |w| {
+    alone(GIVEN_UP, async |w| {
         let mut s = creating(w).await;
         let mut kills = 0;
         for edge in 1.. {

@@ -8,6 +8,12 @@ use csid_tests::script::CONTROLLER;
 pub use csid_tests::site::Site;
 use csid_tests::world::World;
 
+/// Why tests are skipped on a node of a cluster.
+pub const SECRETS: &str = "servers take no secrets of a caller";
+pub const GIVEN_UP: &str = "servers give up no creation and no deletion";
+/// The controller calls of a node's own journal.
+pub const OPERATIONS: &str = "a node has no operation of what servers have done";
+
 pub const PASSWORD: &str = "c4n4ry-s3cr3t-4242";
 
 pub fn options() -> VolumeOptions {
