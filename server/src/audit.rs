@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 
 use crate::by_call::half_done;
 use crate::cluster::Cluster;
-use crate::excluded::waits_for_word;
+use crate::excluded::why_waits;
 use crate::failure::Result;
 use crate::nodes::SERVERS;
 use crate::rows::{
@@ -28,6 +28,8 @@ const TAKEOVER: Duration = Duration::from_secs(15);
 #[derive(Default)]
 struct Seen {
     nodes: BTreeSet<String>,
+    /// The nodes that may have volumes mounted for refused claims.
+    with_refused_mounts: BTreeSet<String>,
     /// The keys of servers, and digests of their grants, by their IDs. `None`: the row cannot be read.
     servers: HashMap<String, (String, Option<String>)>,
     /// The rows of plugins' volumes that no volume has claimed yet, by their keys.
@@ -107,6 +109,9 @@ impl Seen {
                     let text =
                         format!("the recovery of the cluster waits for node {node} to say what it holds");
                     self.find("recovery-awaits-node", name, text);
+                }
+                if row.as_ref().is_some_and(NodeRow::has_refused_mounts) {
+                    self.with_refused_mounts.insert(node.clone());
                 }
                 self.nodes.insert(node);
                 row.is_some()
@@ -216,9 +221,9 @@ impl Seen {
         }
         self.excluding(volume);
         for claim in record.claims.iter().filter(|of| of.state == ClaimState::NodeDetached) {
-            if waits_for_word(record, claim) {
+            if let Some(why) = why_waits(record, claim, self.with_refused_mounts.contains(&claim.node)) {
                 let text = format!(
-                    "the volume has no registration since etcd was restored, so it stays attached for node {}, whose claim of {} has ended",
+                    "{why}, so it stays attached for node {}, whose claim of {} has ended",
                     claim.node, claim.consumer
                 );
                 self.find("detach-waits-for-operator", volume.claim(claim), text);

@@ -229,7 +229,8 @@ impl Cluster {
             return Ok(None);
         }
         let is_due = is_due?;
-        let mut after = queue::without(stepped(record, after), &claim.call);
+        let after = left_attached(record, claim, around.has_refused_mounts(), stepped(record, after));
+        let mut after = queue::without(after, &claim.call);
         if let ClaimNext::Run(effect) = &next {
             rules::enter_attach_secrets(&mut after, effect, false);
         }
@@ -373,7 +374,7 @@ impl Cluster {
         let event = ClaimEvent::Detached { consumer: owed.consumer.clone() };
         let after = rules::step(&around.claims(record, node), event);
         let (after, _) = after.map_err(|refusal| rules::refused(refusal, name, &owed.consumer))?;
-        let after = left_attached(record, claim, stepped(record, after));
+        let after = left_attached(record, claim, around.has_refused_mounts(), stepped(record, after));
         Ok(Some(step(after, guards)))
     }
 
@@ -443,6 +444,7 @@ impl Cluster {
                 false => ClaimEvent::Release { consumer: ask.consumer.clone() },
             };
             let around = self.around(&record, &ask.node).await?;
+            guards.extend(around.node.as_ref().map(|row| node_guard(&ask.node, row)));
             guards.push(plugin_guard(&record.volume.plugin, around.plugin.as_ref()));
             let mut claims = around.claims(&record, &ask.node);
             let mut refused = Ok(());
@@ -460,7 +462,10 @@ impl Cluster {
             }
             refused?;
             let after = stepped(&record, claims);
-            let after = if ask.force { after } else { left_attached(&record, claim, after) };
+            let after = match ask.force {
+                true => after,
+                false => left_attached(&record, claim, around.has_refused_mounts(), after),
+            };
             if after == record || self.swap_granting(&record, after, guards).await?.is_some() {
                 if ask.force {
                     tracing::warn!(%caller, volume = %name, node = ask.node, consumer = ask.consumer, "a claim was ended by force");

@@ -29,7 +29,7 @@ use crate::by_call::{
 };
 use crate::cluster::{Cluster, meta_guard, node_guard};
 use crate::controllers::plugin_guard;
-use crate::excluded::{excluding, waits_for_word};
+use crate::excluded::{excluding, left_attached, why_waits};
 use crate::failure::Result;
 use crate::forward::{Ended, Ready, START, read};
 use crate::metrics::{method_name, plugin_of};
@@ -356,10 +356,14 @@ impl Driving {
             let (after, next) = next_step(&record, claim, &around, is_unwanted)?;
             guards.extend(around.node.as_ref().map(|row| node_guard(&claim.node, row)));
             guards.push(plugin_guard(&record.volume.plugin, around.plugin.as_ref()));
+            let is_detach = matches!(&next, ClaimNext::Run(effect) if effect.action == ClaimAction::Detach);
+            let stepped = after.claim_at(&claim.consumer, &claim.node).unwrap_or(claim);
+            let next = match is_detach && why_waits(&record, stepped, around.has_refused_mounts()).is_some() {
+                true => ClaimNext::Rest,
+                false => next,
+            };
             match (next, host) {
                 (ClaimNext::Run(effect), _) if effect.action == ClaimAction::NodeDetach => {}
-                (ClaimNext::Run(effect), _)
-                    if effect.action == ClaimAction::Detach && waits_for_word(&record, claim) => {}
                 (ClaimNext::Run(_), None) => is_waiting = true,
                 (ClaimNext::Run(effect), Some(host)) => {
                     let Some(_calling) = self.calls.begin(&record.volume.plugin) else {
@@ -482,6 +486,7 @@ impl Driving {
             && let Some(effect) = effect_of(call)
         {
             let around = self.cluster.around(record, &call.node).await?;
+            guards.extend(around.node.as_ref().map(|row| node_guard(&call.node, row)));
             guards.push(plugin_guard(&record.volume.plugin, around.plugin.as_ref()));
             after = ended(record, &effect, &around, &Ended::lost(&driver.host), None);
         }
@@ -708,7 +713,7 @@ fn next_step(
     };
     let (after, next) = rules::step(&around.claims(record, &claim.node), event)
         .map_err(|refusal| rules::refused(refusal, &record.name, &claim.consumer))?;
-    Ok((stepped(record, after), next))
+    Ok((left_attached(record, claim, around.has_refused_mounts(), stepped(record, after)), next))
 }
 
 fn is_ready(around: &Around) -> bool {
@@ -727,7 +732,8 @@ fn ended(
     // The claim may have ended, and left the attachment to another one of its node.
     let claim =
         record.claim_at(&effect.consumer, &effect.node).or_else(|| record.claims.iter().find(is_of_node));
-    let Some(consumer) = claim.map(|claim| claim.consumer.clone()) else { return record.clone() };
+    let Some(claim) = claim else { return record.clone() };
+    let consumer = claim.consumer.clone();
     let mut claims = around.claims(record, &effect.node);
     if let Some(boot) = boot {
         claims.boot.clone_from(boot);
@@ -737,8 +743,7 @@ fn ended(
         outcome: of.outcome.clone(),
     };
     let Ok((mut after, _)) = rules::step(&claims, event) else { return record.clone() };
-    let is_unready = !is_ready(around)
-        && claim.is_some_and(|claim| claim.state == ClaimState::Pending && !claim.releasing);
+    let is_unready = !is_ready(around) && claim.state == ClaimState::Pending && !claim.releasing;
     if is_unready && of.outcome == ClaimOutcome::Done && effect.action == ClaimAction::Attach {
         // Nothing is granted to the node any more.
         let mut before = claims.clone();
@@ -748,7 +753,7 @@ fn ended(
             Err(_) => return record.clone(),
         }
     }
-    let mut after = stepped(record, after);
+    let mut after = left_attached(record, claim, around.has_refused_mounts(), stepped(record, after));
     if let Some(claim) = after.claims.get_mut_at(&consumer, &effect.node) {
         claim.error = of.error.as_ref().map(|error| error.message.clone());
         if claim.state == ClaimState::Taken {

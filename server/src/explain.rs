@@ -15,7 +15,7 @@ use csid_etcd::{ClaimInList, RowKey};
 
 use crate::by_call::{is_forgotten, is_of_backup};
 use crate::cluster::Cluster;
-use crate::excluded::{excluding, waits_for_word};
+use crate::excluded::{excluding, why_waits};
 use crate::failure::Result;
 use crate::grants::May;
 use crate::queue::{admit, ahead};
@@ -60,18 +60,19 @@ impl Cluster {
             None => None,
         };
         let shown = volume.claims.iter().filter_map(|of| record.claim_at(&of.consumer, &of.node));
-        let claims: Vec<ClaimExplained> = shown
-            .map(|claim| {
-                let of = ClaimInList {
-                    name: record.name.clone(),
-                    plugin: volume.plugin.clone(),
-                    claim: claim.clone(),
-                };
-                let claim_row = view::claim_in_list(&of, caller);
-                let wait = wait_of(record, claim, has_controller, &claim_row.error);
-                ClaimExplained { claim: Some(claim_row), wait }
-            })
-            .collect();
+        let mut claims = Vec::new();
+        for claim in shown {
+            let of = ClaimInList {
+                name: record.name.clone(),
+                plugin: volume.plugin.clone(),
+                claim: claim.clone(),
+            };
+            let claim_row = view::claim_in_list(&of, caller);
+            let node = self.node(&claim.node).await?;
+            let has_refused_mounts = node.is_some_and(|row| row.value.has_refused_mounts());
+            let wait = wait_of(record, claim, (has_controller, has_refused_mounts), &claim_row.error);
+            claims.push(ClaimExplained { claim: Some(claim_row), wait });
+        }
         let mut queue = Vec::new();
         for (entry, queued) in volume.queue.iter().zip(&record.queue) {
             let wait = Some(self.wait_in_queue(record, queued).await?);
@@ -221,7 +222,12 @@ pub fn owes(claim: &Claim) -> bool {
 }
 
 /// Returns what a claim waits for. `None`: nothing. `error`: why the claim does not go on, as the caller may see it.
-fn wait_of(record: &Record, claim: &Claim, has_controller: bool, error: &str) -> Option<WaitExplained> {
+fn wait_of(
+    record: &Record,
+    claim: &Claim,
+    (has_controller, has_refused_mounts): (bool, bool),
+    error: &str,
+) -> Option<WaitExplained> {
     let node = &claim.node;
     let leg = record.attachment(node).map_or(Leg::Absent, |at| at.leg);
     let wait =
@@ -234,9 +240,10 @@ fn wait_of(record: &Record, claim: &Claim, has_controller: bool, error: &str) ->
     if claim.blocked.is_some() {
         return Some(wait("parked", format!("an operator, for the plugin refuses it{why}")));
     }
-    if claim.state == ClaimState::NodeDetached && waits_for_word(record, claim) {
-        let text = "the word of an operator: the volume has no registration since etcd was restored";
-        return Some(wait("word", text.into()));
+    if claim.state == ClaimState::NodeDetached
+        && let Some(why) = why_waits(record, claim, has_refused_mounts)
+    {
+        return Some(wait("word", format!("the word of an operator: {why}")));
     }
     let others: Vec<String> =
         excluding(record, claim).map(|of| format!("{}/{}", of.node, of.consumer)).collect();
@@ -359,7 +366,7 @@ mod tests {
     /// Returns the kind of what the claim of a record waits for.
     fn kind(record: &Record, has_controller: bool) -> String {
         let claim = record.claims.iter().next().unwrap();
-        wait_of(record, claim, has_controller, "").map(|wait| wait.kind).unwrap_or_default()
+        wait_of(record, claim, (has_controller, false), "").map(|wait| wait.kind).unwrap_or_default()
     }
 
     #[test]

@@ -108,9 +108,23 @@ impl Cluster {
                 return Err(Error::new(Kind::Busy, text).into());
             }
             let after = HeardRow { claims: Vec::new(), more: false, ..before.value };
-            let write = Write { value: Some(rows::write(&key, &after)?), key: key.clone(), lease: 0 };
-            let guards = [Guard { key: key.clone(), is: Expected::Revision(revision) }, here.guard()];
-            if let Written::Done { .. } = self.rows.write(&guards, vec![write]).await? {
+            let mut writes =
+                vec![Write { value: Some(rows::write(&key, &after)?), key: key.clone(), lease: 0 }];
+            let mut guards = vec![Guard { key: key.clone(), is: Expected::Revision(revision) }, here.guard()];
+            let of_node = RowKey::Node(node.to_owned());
+            match self.node_now(node).await? {
+                // The mounts of the claims stay in this boot.
+                Some(row) => {
+                    guards.push(node_guard(node, &row));
+                    let refused_boot = Some(row.value.boot.clone());
+                    let value = rows::write(&of_node, &NodeRow { refused_boot, ..row.value })?;
+                    writes.push(Write { value: Some(value), key: of_node.clone(), lease: 0 });
+                }
+                None => guards.push(Guard { key: of_node.clone(), is: Expected::Absent }),
+            }
+            let written = self.rows.write(&guards, writes).await?;
+            self.forget(&of_node);
+            if let Written::Done { .. } = written {
                 return Ok(());
             }
         }

@@ -406,6 +406,7 @@ fn shown(node: &str, row: &Read<NodeRow>, sessions: Vec<NodeSession>, claims: u6
         node_ids: _,
         accepted_ids,
         drains: _,
+        refused_boot: _,
         rest: _,
     } = &row.value;
     let plugins = plugins.iter().map(|(plugin, of)| {
@@ -721,6 +722,7 @@ fn accepted(node: &str, present: &Read<NodeRow>, accept: &Accept) -> Result<Opti
         drains: row.drains,
         fence: row.fence.clone(),
         ahead: None,
+        refused_boot: None,
         rest: row.rest.clone(),
     }))
 }

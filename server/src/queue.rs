@@ -24,7 +24,7 @@ use csid_etcd::{Expected, Guard, RowKey};
 
 use crate::cluster::{Cluster, meta_guard, node_guard, not_joined};
 use crate::controllers::plugin_guard;
-use crate::excluded::excluding;
+use crate::excluded::{excluding, left_attached};
 use crate::failure::Result;
 use crate::grants::May;
 use crate::presence::Here;
@@ -301,7 +301,7 @@ impl Cluster {
         let Ok((after, next)) = rules::step(&claims, ClaimEvent::Claim(claim.clone())) else {
             return Ok(None);
         };
-        let mut after = stepped(record, after);
+        let mut after = left_attached(record, claim, around.has_refused_mounts(), stepped(record, after));
         match &next {
             ClaimNext::Taken => {
                 if let Some(claim) = after.claims.get_mut_at(&claim.consumer, node) {
@@ -443,11 +443,13 @@ impl Cluster {
             if let Some(claim) = claim.filter(|claim| claim.state == ClaimState::Pending && !claim.releasing)
             {
                 let around = self.around(&record, &claim.node).await?;
+                guards.extend(around.node.as_ref().map(|row| node_guard(&claim.node, row)));
                 guards.push(plugin_guard(&record.volume.plugin, around.plugin.as_ref()));
                 let release = ClaimEvent::Release { consumer: claim.consumer.clone() };
                 let (claims, _) = rules::step(&around.claims(&after, &claim.node), release)
                     .map_err(|refusal| rules::refused(refusal, &name, &claim.consumer))?;
-                after = stepped(&after, claims);
+                let stepped = stepped(&after, claims);
+                after = left_attached(&after, claim, around.has_refused_mounts(), stepped);
             }
             if after == record || self.swap_granting(&record, after, guards).await?.is_some() {
                 self.wake(&name);

@@ -53,6 +53,11 @@ impl Around {
         self.node.as_ref().is_some_and(|row| row.value.node_ids.contains_key(&record.volume.plugin))
     }
 
+    /// Returns whether the node may have volumes mounted for claims that etcd does not have.
+    pub fn has_refused_mounts(&self) -> bool {
+        self.node.as_ref().is_some_and(|row| row.value.has_refused_mounts())
+    }
+
     /// Returns another name of the node by the plugin than the first one, or one that another node has. No operator has accepted it.
     pub fn refused_node_id(&self, record: &Record) -> Option<&str> {
         self.reported(record).and_then(|plugin| plugin.other_node_id.as_deref())

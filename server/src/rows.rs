@@ -180,6 +180,9 @@ pub struct NodeRow {
     /// What the node has seen that etcd does not have. `None`: its last Hello named nothing like that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ahead: Option<AheadRow>,
+    /// The boot in which the node had claims that servers refused in a recovery, and that an operator has forgotten. Their mounts may be there still.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused_boot: Option<String>,
     #[serde(flatten)]
     pub rest: Map<String, Value>,
 }
@@ -187,7 +190,8 @@ pub struct NodeRow {
 impl NodeRow {
     /// Returns the row of a node that joins for the first time.
     pub fn new(journal_id: &str, machine_id: &str, boot: &str) -> NodeRow {
-        let (plugins, node_ids, accepted_ids, other, block, drains, fence, ahead, rest) = Default::default();
+        let (plugins, node_ids, accepted_ids, other, block, drains, fence, ahead, refused_boot, rest) =
+            Default::default();
         NodeRow {
             journal_id: journal_id.to_owned(),
             machine_id: machine_id.to_owned(),
@@ -201,8 +205,14 @@ impl NodeRow {
             drains,
             fence,
             ahead,
+            refused_boot,
             rest,
         }
+    }
+
+    /// Returns whether the node may have volumes mounted for claims that etcd does not have: servers refused them in this boot of it.
+    pub fn has_refused_mounts(&self) -> bool {
+        self.refused_boot.as_ref() == Some(&self.boot) && !self.is_fenced()
     }
 
     /// Returns the number of the node's drain. 0: it does not drain.
