@@ -7,7 +7,7 @@ use csid::store::registry::{
     Claim, Conflict, Record, RecordFilter, Registration, Registry, RegistryError, VolumeName,
 };
 use csid::store::rows::VolumeKey;
-use csid::volume::rules;
+use csid::volume::rules::{self, check_name};
 use csid::{Error, Kind};
 
 use crate::cluster::{Cluster, meta_guard};
@@ -81,20 +81,44 @@ impl Cluster {
         new: &Registration,
     ) -> Result<()> {
         is_owner(present, new)?;
+        match self.known_as_other(&present.name, volume).await? {
+            Some(other) => Err(self.hide_name(caller, RegistryError::Conflict(Conflict::Taken(other.name)))),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the plugin's volume, if it has another name.
+    async fn known_as_other(&self, name: &VolumeName, volume: &VolumeKey) -> Result<Option<Record>> {
         let filter = RecordFilter {
             plugin: Some(volume.plugin.clone()),
             external_id: Some(volume.handle.text().into_owned()),
             ..RecordFilter::default()
         };
         let (records, _) = self.registry.records(filter).await?;
-        match records.into_iter().find(|other| other.name != present.name) {
-            Some(other) => Err(self.hide_name(caller, RegistryError::Conflict(Conflict::Taken(other.name)))),
-            None => Ok(()),
-        }
+        Ok(records.into_iter().find(|other| other.name != *name))
     }
 
+    /// Returns the volume of a name. If there is none, and the caller asks for that, returns the plugin's volume under another name.
     pub async fn volume(&self, caller: &Identity, ask: VolumeAsk) -> Result<VolumeRow> {
-        Ok(view::row(&self.seen_record(caller, &ask).await?, caller))
+        let record = match self.seen_record(caller, &ask).await {
+            Err(ServerError::Refused(error))
+                if error.kind == Kind::NotFound && !ask.external_id.is_empty() =>
+            {
+                check_name("plugin", &ask.plugin)?;
+                rules::check_external_id(&ask.external_id)?;
+                let name = rules::volume_name(&ask.namespace, &ask.volume)?;
+                let volume = VolumeKey::new(&ask.plugin, &ask.external_id);
+                let Some(other) = self.known_as_other(&name, &volume).await? else {
+                    return Err(error.into());
+                };
+                if !self.sees(caller, &other.name.namespace) {
+                    return Err(self.hide_name(caller, RegistryError::Conflict(Conflict::Taken(other.name))));
+                }
+                other
+            }
+            found => found?,
+        };
+        Ok(view::row(&record, caller))
     }
 
     /// Reads the record of a volume for a caller that sees its namespace. Fails if there is none.

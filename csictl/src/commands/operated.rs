@@ -36,7 +36,7 @@ pub async fn volume(servers: &Servers, command: Volume, json: bool, tried: &mut 
         Volume::Show { volume } => {
             about("volume show", &volume, tried);
             let OneVolume { namespace, volume } = volume;
-            let ask = VolumeAsk { namespace, volume };
+            let ask = VolumeAsk { namespace, volume, ..VolumeAsk::default() };
             let row = servers.call(None, async |channel| {
                 Ok(ClusterClient::new(channel).volume(ask.clone()).await?.into_inner())
             });
@@ -148,7 +148,7 @@ pub async fn explain(
 ) -> anyhow::Result<()> {
     about("explain", &volume, tried);
     let OneVolume { namespace, volume } = volume;
-    let ask = VolumeAsk { namespace, volume };
+    let ask = VolumeAsk { namespace, volume, ..VolumeAsk::default() };
     let found = servers
         .call(None, async |channel| Ok(ClusterClient::new(channel).explain(ask.clone()).await?.into_inner()));
     let found = found.await?;

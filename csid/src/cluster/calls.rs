@@ -19,7 +19,7 @@ use crate::cluster::explained::read_explanation;
 use crate::cluster::failure::{read, unavailable};
 use crate::cluster::link;
 use crate::cluster::node::Node;
-use crate::cluster::rows::{read_attached, read_record, write_spec};
+use crate::cluster::rows::{read_attached, read_known, read_record, write_spec};
 use crate::error::{Error, Kind, Result, presentable, shortened};
 use crate::fault;
 use crate::random;
@@ -32,7 +32,8 @@ use crate::volume::rules::{
     words_of_capability,
 };
 use crate::volume::servers::{
-    Granted, ServerAttach, ServerCreation, ServerFailure, ServerSnapshot, Servers, ServersExplanation,
+    Granted, KnownVolume, ServerAttach, ServerCreation, ServerFailure, ServerSnapshot, Servers,
+    ServersExplanation,
 };
 
 /// How long csid waits for an answer. The server goes on with a change that it has sent to etcd.
@@ -88,7 +89,11 @@ impl Node {
         mut client: ClusterClient<Channel>,
         name: &VolumeName,
     ) -> Result<VolumeRow> {
-        let ask = VolumeAsk { namespace: name.namespace.clone(), volume: name.volume.clone() };
+        let ask = VolumeAsk {
+            namespace: name.namespace.clone(),
+            volume: name.volume.clone(),
+            ..VolumeAsk::default()
+        };
         let generation = self.generation();
         let row = answered(client.volume(ask)).await?;
         self.has_seen(generation, row.revision);
@@ -285,11 +290,30 @@ impl Servers for Node {
         .boxed()
     }
 
+    fn known(&self, name: VolumeName, volume: VolumeKey) -> BoxFuture<'_, Result<Option<KnownVolume>>> {
+        async move {
+            let mut client = self.joined(SESSION).await?;
+            let ask = VolumeAsk {
+                namespace: name.namespace,
+                volume: name.volume,
+                external_id: volume.handle.to_string(),
+                plugin: volume.plugin,
+            };
+            match answered(client.volume(ask)).await {
+                Ok(row) => read_known(row).map(Some),
+                Err(ServerFailure::Refused(error)) if error.kind == Kind::NotFound => Ok(None),
+                Err(failure) => Err(failure.into()),
+            }
+        }
+        .boxed()
+    }
+
     fn explain(&self, name: VolumeName) -> BoxFuture<'_, Result<ServersExplanation>> {
         async move {
             let mut client = self.client()?;
             let VolumeName { namespace, volume } = name;
-            let explained = answered(client.explain(VolumeAsk { namespace, volume })).await?;
+            let explained =
+                answered(client.explain(VolumeAsk { namespace, volume, ..VolumeAsk::default() })).await?;
             Ok(read_explanation(explained, &self.name))
         }
         .boxed()

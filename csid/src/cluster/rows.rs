@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::store::registry::{Expansion, Record, Registration, VolumeName, VolumeSpec};
 use crate::store::rows::VolumeKey;
 use crate::volume::rules;
-use crate::volume::servers::Attached;
+use crate::volume::servers::{Attached, KnownVolume};
 
 /// Reads the spec of a volume.
 pub fn read_spec(of: Spec) -> Result<VolumeSpec> {
@@ -86,6 +86,20 @@ pub(super) fn read_record(name: &VolumeName, row: VolumeRow) -> Result<Record> {
             ..rules::new_registration(&row.owner, spec)
         }),
         ..Record::none(name.clone())
+    })
+}
+
+/// Reads a volume that the servers know, under any name.
+pub(super) fn read_known(row: VolumeRow) -> Result<KnownVolume> {
+    rules::check_name("plugin", &row.plugin)?;
+    // A volume that is being created has no ID yet.
+    if !row.external_id.is_empty() {
+        rules::check_external_id(&row.external_id)?;
+    }
+    Ok(KnownVolume {
+        name: rules::volume_name(&row.namespace, &row.volume)?,
+        volume: VolumeKey::new(row.plugin, row.external_id),
+        is_registered: !row.standing.is_empty(),
     })
 }
 

@@ -85,7 +85,9 @@ impl Volumes {
         let (volume, mut spec, claim, answer) = match inline {
             Some(volume) => {
                 self.shared.refuse_inline(uid)?;
-                self.shared.records.refuse_registered(&VolumeName::of(&key), &volume).await?;
+                let name = VolumeName::of(&key);
+                let refused = self.shared.records.refuse_registered(&name, &volume);
+                self.shared.before(wait.deadline, &name, refused).await?;
                 (volume, options.spec(None)?, None, None)
             }
             None => {

@@ -49,6 +49,10 @@ pub trait Servers: Send + Sync {
     /// registered.
     fn volume(&self, name: VolumeName) -> BoxFuture<'_, Result<Record>>;
 
+    /// Returns the volume that the servers know under this name, or else the plugin's volume under another one. Waits a few seconds for a server.
+    /// `None`: they know neither.
+    fn known(&self, name: VolumeName, volume: VolumeKey) -> BoxFuture<'_, Result<Option<KnownVolume>>>;
+
     /// Returns what the servers know of a volume, and other nodes' claims of it. Does not wait for a server. Fails with NotFound if the volume
     /// is not registered.
     fn explain(&self, name: VolumeName) -> BoxFuture<'_, Result<ServersExplanation>>;
@@ -122,6 +126,14 @@ pub trait Servers: Send + Sync {
 
     /// Has a volume's plugin delete it. The servers go on after `until`.
     fn delete(&self, name: VolumeName, until: Instant) -> BoxFuture<'_, Result<()>>;
+}
+
+/// A volume that the servers know.
+pub struct KnownVolume {
+    pub name: VolumeName,
+    pub volume: VolumeKey,
+    /// `false`: it is only claimed or attached.
+    pub is_registered: bool,
 }
 
 /// What the servers know of a volume, for people.

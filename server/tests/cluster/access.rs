@@ -86,9 +86,15 @@ async fn calls(channel: &Channel, node: &str, namespace: &str) -> BTreeMap<&'sta
     of.external_id = format!("ext-{namespace}");
     found.insert("register", became(client.change(change).await));
     let (of, volume) = name();
-    found.insert("volume", became(client.volume(VolumeAsk { namespace: of, volume }).await));
+    found.insert(
+        "volume",
+        became(client.volume(VolumeAsk { namespace: of, volume, ..VolumeAsk::default() }).await),
+    );
     let (of, volume) = name();
-    found.insert("explain", became(client.explain(VolumeAsk { namespace: of, volume }).await));
+    found.insert(
+        "explain",
+        became(client.explain(VolumeAsk { namespace: of, volume, ..VolumeAsk::default() }).await),
+    );
     let list = ListAsk { namespace: namespace.into(), ..ListAsk::default() };
     found.insert("volumes", became(client.volumes(list).await));
     found.insert("all volumes", became(client.volumes(ListAsk::default()).await));

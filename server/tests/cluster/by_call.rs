@@ -96,7 +96,7 @@ pub async fn at(site: &Site, volume: &str, node_id: &str) -> String {
 }
 
 async fn shown(client: &mut Client, volume: &str) -> VolumeRow {
-    let ask = VolumeAsk { namespace: String::new(), volume: volume.into() };
+    let ask = VolumeAsk { namespace: String::new(), volume: volume.into(), ..VolumeAsk::default() };
     client.volume(ask).await.unwrap().into_inner()
 }
 
@@ -601,7 +601,7 @@ async fn volume_attached_by_call_is_explained() {
     let (_n1, _one) = user(&site, "n1", 0).await;
     let client = site.operator(0, "attaches");
     let explain = async || {
-        let ask = VolumeAsk { namespace: String::new(), volume: "data".into() };
+        let ask = VolumeAsk { namespace: String::new(), volume: "data".into(), ..VolumeAsk::default() };
         site.operator(0, "all").explain(ask).await.unwrap().into_inner()
     };
     let attach = attaching(&client, attach_ask("data", "id of n1"));

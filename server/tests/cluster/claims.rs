@@ -59,8 +59,10 @@ async fn same_consumer_on_two_nodes_has_two_claims() {
     let due = ["n1", "n2"].map(|node| format!("/csid/v1/vol/default/shared/claim/{node}/web"));
     assert_eq!(keys, due);
     nodes[0].detached(0, "shared", &ids[0]).await.unwrap();
-    let row =
-        nodes[1].client(0).volume(VolumeAsk { namespace: String::new(), volume: "shared".into() }).await;
+    let row = nodes[1]
+        .client(0)
+        .volume(VolumeAsk { namespace: String::new(), volume: "shared".into(), ..VolumeAsk::default() })
+        .await;
     let claims = row.unwrap().into_inner().claims;
     assert_eq!((claims.len(), claims[0].node.as_str(), &claims[0].claim), (1, "n2", &ids[1]));
 }
@@ -207,7 +209,7 @@ async fn context_is_seen_by_the_claims_node_alone() {
     let (n1, n2) = (site.node("n1"), site.node("n2"));
     let _sessions = (n1.join(0).await, n2.join(0).await);
     let claim = n1.claim(0, "data").await.unwrap();
-    let volume = VolumeAsk { namespace: "default".into(), volume: "data".into() };
+    let volume = VolumeAsk { namespace: "default".into(), volume: "data".into(), ..VolumeAsk::default() };
     let own = n1.client(0).volume(volume.clone()).await.unwrap().into_inner();
     assert_eq!(
         (own.claims[0].claim.as_str(), own.spec.unwrap().volume_context["share"].as_str()),
@@ -256,7 +258,7 @@ async fn list_has_the_namespaces_of_the_caller_in_pages() {
     assert!(page.volumes.len() == 1 && pages.message().await.unwrap().is_none());
     let row = page.volumes.remove(0).claims.remove(0);
     assert_eq!((row.claim, row.call.as_str()), (claim, "call 1"));
-    let volume = VolumeAsk { namespace: "default".into(), volume: "v001".into() };
+    let volume = VolumeAsk { namespace: "default".into(), volume: "v001".into(), ..VolumeAsk::default() };
     let seen = operator.clone().volume(volume).await.unwrap().into_inner().claims.remove(0);
     assert_eq!([seen.claim.as_str(), &seen.call], ["", ""], "an operator sees a node's names");
     let denied = operator.clone().volumes(own()).await.unwrap_err();

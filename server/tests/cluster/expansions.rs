@@ -276,7 +276,7 @@ fn done(node: &Node) -> NodeExpanded {
 
 /// Returns the nodes that owe the expansion of `data`, as an operator sees them. `None`: it has come to its end.
 async fn owe(site: &Site, server: usize) -> Option<Vec<String>> {
-    let ask = VolumeAsk { namespace: String::new(), volume: "data".into() };
+    let ask = VolumeAsk { namespace: String::new(), volume: "data".into(), ..VolumeAsk::default() };
     let row = site.operator(server, "all").volume(ask).await.unwrap().into_inner();
     row.expansion.map(|of| of.nodes)
 }

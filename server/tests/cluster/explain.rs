@@ -8,7 +8,7 @@ use crate::operators::{csictl, operator};
 use crate::site::{Site, eventually};
 
 fn data() -> VolumeAsk {
-    VolumeAsk { namespace: "default".into(), volume: "data".into() }
+    VolumeAsk { namespace: "default".into(), volume: "data".into(), ..VolumeAsk::default() }
 }
 
 async fn explained(site: &Site, who: &str) -> Explanation {

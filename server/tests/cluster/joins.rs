@@ -147,7 +147,7 @@ async fn blocked_node_sees_nothing_and_has_no_session() {
     changed("n2", "ready", "draining").await;
     changed("n1", "ready", "blocked").await;
     let refused = |kind: &str| assert_eq!(kind, "Busy");
-    let volume = VolumeAsk { namespace: String::new(), volume: "data".into() };
+    let volume = VolumeAsk { namespace: String::new(), volume: "data".into(), ..VolumeAsk::default() };
     refused(&Refusal::of(&node.client(0).volume(volume.clone()).await.unwrap_err()).kind);
     let mut list = node.client(0).volumes(ListAsk::default()).await.unwrap().into_inner();
     refused(&Refusal::of(&list.message().await.unwrap_err()).kind);

@@ -279,7 +279,7 @@ async fn lie_in_a_question_shows_nothing() {
         ("default", "data/claim", Code::NotFound),
         ("default", "%64ata", Code::NotFound),
     ] {
-        let volume = VolumeAsk { namespace: namespace.into(), volume: volume.into() };
+        let volume = VolumeAsk { namespace: namespace.into(), volume: volume.into(), ..VolumeAsk::default() };
         let refused = node.client(0).volume(volume.clone()).await.unwrap_err();
         assert_eq!(refused.code(), code, "{volume:?}");
     }

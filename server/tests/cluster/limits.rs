@@ -23,7 +23,7 @@ async fn node_with_many_calls_keeps_no_other_out() {
     let site = Site::start(1).await;
     let (n1, n2) = (site.node("n1"), site.node("n2"));
     let _sessions = (n1.join(0).await, n2.join(0).await);
-    let ask = VolumeAsk { namespace: "default".into(), volume: "v0".into() };
+    let ask = VolumeAsk { namespace: "default".into(), volume: "v0".into(), ..VolumeAsk::default() };
     for n in 0..6 {
         let volume = format!("v{n}");
         site.register(&volume, "single-node-writer").await;

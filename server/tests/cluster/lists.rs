@@ -170,7 +170,7 @@ async fn record_that_cannot_be_read_fails_no_list() {
     assert_eq!((own[0].claims.len(), own[0].left_out), (1, 1));
     let log = site.servers[0].text();
     assert!(log.contains("/csid/v1/vol/default/b/reg") && !log.contains("hunter2"), "{log}");
-    let one = VolumeAsk { namespace: "default".into(), volume: "b".into() };
+    let one = VolumeAsk { namespace: "default".into(), volume: "b".into(), ..VolumeAsk::default() };
     let refused = Refusal::of(&site.operator(0, "reads").volume(one).await.unwrap_err());
     assert!(
         refused.kind == "Internal" && refused.message.contains("/csid/v1/vol/default/b/reg"),
@@ -204,7 +204,7 @@ async fn row_of_a_volume_has_few_claims_and_the_list_all() {
         claim(&n1, "default", "a", &long(n)).await;
     }
     claim(&n2, "default", "a", "own").await;
-    let ask = VolumeAsk { namespace: "default".into(), volume: "a".into() };
+    let ask = VolumeAsk { namespace: "default".into(), volume: "a".into(), ..VolumeAsk::default() };
     let seen = n2.client(0).volume(ask.clone()).await.unwrap().into_inner();
     assert_eq!((seen.claims.len(), seen.claim_count, seen.claims[0].node.as_str()), (64, 101, "n2"));
     let seen = site.operator(0, "reads").volume(ask).await.unwrap().into_inner();
@@ -243,4 +243,32 @@ async fn volume_is_deregistered_by_its_owner_when_unused() {
     let Some(What::Register(of)) = &mut other.what else { panic!() };
     of.external_id = "ext-data".into();
     operator.change(other).await.unwrap();
+}
+
+/// csid asks so before it mounts a volume that root has named by the plugin's ID.
+#[tokio::test]
+async fn volume_is_found_by_the_plugins_id() {
+    let site = Site::start(1).await;
+    volumes(&site, &[("default", "a"), ("secret", "b")]).await;
+    let node = site.node("n1");
+    let _session = node.join(0).await;
+    let ask = |volume: &str, external_id: &str| VolumeAsk {
+        volume: volume.into(),
+        plugin: "p".into(),
+        external_id: external_id.into(),
+        ..VolumeAsk::default()
+    };
+    let mut client = node.client(0);
+    for (volume, external_id) in [("a", "none"), ("none", "ext-default-a")] {
+        let found = client.volume(ask(volume, external_id)).await.unwrap().into_inner();
+        let found = (found.namespace, found.volume, found.external_id);
+        assert_eq!(found, ("default".into(), "a".into(), "ext-default-a".into()), "{volume} {external_id}");
+    }
+    for (external_id, due) in [("none", Code::NotFound), ("", Code::NotFound), ("\n", Code::InvalidArgument)]
+    {
+        assert_eq!(client.volume(ask("none", external_id)).await.unwrap_err().code(), due, "{external_id:?}");
+    }
+    // The node does not see that namespace.
+    let refused = Refusal::of(&client.volume(ask("none", "ext-secret-b")).await.unwrap_err());
+    assert!(refused.kind == "AlreadyExists" && !refused.message.contains("secret"), "{refused:?}");
 }

@@ -330,7 +330,7 @@ async fn refuses_all(site: &Site, node: &Node, claim: &str) {
         let refused = kind(client.claim(for_another).await);
         assert!(["Busy", "Unavailable"].contains(&refused.as_str()), "{refused}");
         assert_eq!(node.detached(server, "data", claim).await.unwrap_err().kind, "Busy");
-        let volume = VolumeAsk { namespace: String::new(), volume: "data".into() };
+        let volume = VolumeAsk { namespace: String::new(), volume: "data".into(), ..VolumeAsk::default() };
         assert_eq!(kind(client.volume(volume).await), "Busy");
         let mut list = client.volumes(ListAsk::default()).await.unwrap().into_inner();
         assert_eq!(kind(list.message().await), "Busy");

@@ -393,7 +393,7 @@ async fn excluded_claim_shows_no_context() {
     let _sessions = (owner.join(0).await, thief.join(0).await);
     hold(&thief, 0, page(&thief, 2, vec![held(&thief, "data", "lie")], false)).await.unwrap();
     let shown = async |node: &Node| {
-        let ask = VolumeAsk { namespace: "default".into(), volume: "data".into() };
+        let ask = VolumeAsk { namespace: "default".into(), volume: "data".into(), ..VolumeAsk::default() };
         node.client(0).volume(ask).await.unwrap().into_inner().spec.unwrap().volume_context
     };
     assert_eq!(shown(&owner).await["share"], "hunter2");
@@ -1703,7 +1703,7 @@ async fn undo_of_a_backup_waits_for_a_word() {
     resumed(&site, 2).await;
     controller.join_again(0).await;
     assert!(!controller.is_called(Duration::from_secs(10)).await, "it is detached without a word");
-    let explain = VolumeAsk { namespace: String::new(), volume: "data".into() };
+    let explain = VolumeAsk { namespace: String::new(), volume: "data".into(), ..VolumeAsk::default() };
     let of = site.operator(0, "all").explain(explain).await.unwrap().into_inner();
     let wait = of.attachments[0].wait.as_ref().unwrap();
     assert!(wait.kind == "parked" && wait.text.contains("backup"), "{wait:?}");

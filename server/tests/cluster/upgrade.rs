@@ -114,7 +114,7 @@ async fn server_stops_serving_at_a_newer_version() {
     let why = "etcd has values of version 3, and this server knows 1 to 2";
     assert_eq!((ended.kind.as_str(), ended.message.as_str()), ("Unavailable", why));
     assert!(begun.elapsed() < Duration::from_secs(10), "it took {:?}", begun.elapsed());
-    let asked = VolumeAsk { namespace: "default".into(), volume: "data".into() };
+    let asked = VolumeAsk { namespace: "default".into(), volume: "data".into(), ..VolumeAsk::default() };
     let refused = node.client(0).volume(asked).await.unwrap_err();
     let refused = Refusal::of(&refused);
     assert_eq!((refused.kind.as_str(), refused.message.as_str()), ("Unavailable", why));

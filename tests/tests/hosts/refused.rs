@@ -27,6 +27,35 @@ fn node_refuses_volumes_that_no_server_knows() {
     });
 }
 
+/// An inline mount takes no claim, so no server would attach the volume.
+#[test]
+fn inline_mount_of_a_servers_volume_is_refused() {
+    world(async |w| {
+        let site = one_server(&["data"]).await;
+        let mut node = site.node("n1");
+        w.add_plugin_and("p", &[], "").await;
+        w.configure(&format!("{}inline = true\n", of_node("n1", node.run())));
+        let client = w.start().await;
+        healthy(&client, "p").await;
+        joined(w).await;
+        let (kind, error) = refusal(mount(&client, "web", inline("data")).await);
+        assert_eq!(kind, Kind::AlreadyExists);
+        assert!(error.message.contains("default/data is registered, so a call cannot"), "{}", error.message);
+        // The same volume of the plugin under another name.
+        let (kind, error) = refusal(mount(&client, "web", inline("ext-data")).await);
+        assert_eq!(kind, Kind::AlreadyExists);
+        assert!(error.message.contains("is registered as default/data"), "{}", error.message);
+        assert_eq!(w.plugin("p").volume_calls().len(), 0, "the plugin was called");
+        mount(&client, "web", inline("x")).await.expect("no server knows the volume");
+        unmount(&client, "x", "web").await.unwrap();
+        node.link.kill();
+        cut_off(w).await;
+        let (kind, _) = refusal(mount(&client, "web", inline("x")).await);
+        assert_eq!(kind, Kind::Unavailable);
+        w.nothing_left(&client).await;
+    });
+}
+
 #[test]
 fn host_with_another_nodes_key_does_not_join() {
     world(async |w| {

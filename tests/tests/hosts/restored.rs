@@ -314,7 +314,7 @@ fn lie_about_the_generation_locks_no_host_out() {
         let (client, link) = n1(w, &site).await;
         mount_registered(&client, "data", "web").await.unwrap();
         let calls = w.plugin("p").volume_calls().len();
-        let ask = VolumeAsk { namespace: NAMESPACE.into(), volume: "more".into() };
+        let ask = VolumeAsk { namespace: NAMESPACE.into(), volume: "more".into(), ..VolumeAsk::default() };
         let more = site.operator(0, "all").volume(ask).await.unwrap().into_inner();
         let socket = link.run().join("s9:7443");
         let lying = Lying::default();

@@ -22,7 +22,7 @@ use crate::volume::lifecycle::{
     is_being_deleted, is_unasked, past, put, refuse_anothers, refuse_in_transition,
 };
 use crate::volume::operation::request::{ControllerRequest, ServersAnswer};
-use crate::volume::servers::Servers;
+use crate::volume::servers::{KnownVolume, Servers};
 
 /// A volume that can be used.
 pub(in crate::volume) struct UsableVolume {
@@ -147,7 +147,7 @@ impl Records {
         Ok(found)
     }
 
-    /// Refuses an inline volume that is registered. An attachment of it under the same name is allowed.
+    /// Refuses an inline volume that is registered. An attachment of it under the same name is allowed. In a cluster a server is asked, too.
     pub(in crate::volume) async fn refuse_registered(
         &self,
         name: &VolumeName,
@@ -170,7 +170,22 @@ impl Records {
                 let how = if record.registration.is_some() { "registered" } else { "attached" };
                 Err(VolumeError::KnownAs { name: record.name, volume: volume.clone(), how }.into())
             }
+            None => self.refuse_known(name, volume).await,
+        }
+    }
+
+    /// Refuses an inline volume that the servers know. Nothing attaches it for an inline mount (CSI rule 20).
+    async fn refuse_known(&self, name: &VolumeName, volume: &VolumeKey) -> Result<()> {
+        let Some(servers) = &self.servers else { return Ok(()) };
+        match servers.known(name.clone(), volume.clone()).await? {
             None => Ok(()),
+            Some(known) if known.is_registered && known.name == *name => {
+                Err(VolumeError::Registered { name: known.name }.into())
+            }
+            Some(KnownVolume { name, volume, is_registered }) => {
+                let how = if is_registered { "registered" } else { "attached" };
+                Err(VolumeError::KnownAs { name, volume, how }.into())
+            }
         }
     }
 

@@ -33,6 +33,21 @@ fn unanswered() -> Error {
 }
 
 impl Context {
+    /// Bounds by a call's deadline what asks a server about a volume.
+    pub(in crate::volume) async fn before<T>(
+        &self,
+        deadline: Option<Instant>,
+        name: &VolumeName,
+        asked: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        // Alone csid asks nobody.
+        let Some(deadline) = deadline.filter(|_| self.records.servers.is_some()) else {
+            return asked.await;
+        };
+        let late = |_| Error::new(Kind::Unavailable, format!("no server was reached for {name} in time"));
+        tokio::time::timeout_at(deadline.into(), asked).await.map_err(late)?
+    }
+
     /// Returns a volume before its first use. A volume that a file declares and that is not registered yet is
     /// registered first, within the call's deadline.
     async fn to_be_used(
@@ -41,13 +56,7 @@ impl Context {
         deadline: Option<Instant>,
     ) -> Result<UsableVolume> {
         let Some((declared, _)) = self.records.declarations.waiting(name) else {
-            // Alone csid asks nobody.
-            let Some(deadline) = deadline.filter(|_| self.records.servers.is_some()) else {
-                return self.records.usable(name, None).await;
-            };
-            let found = tokio::time::timeout_at(deadline.into(), self.records.usable(name, None)).await;
-            let late = |_| Error::new(Kind::Unavailable, format!("no server was reached for {name} in time"));
-            return found.map_err(late)?;
+            return self.before(deadline, name, self.records.usable(name, None)).await;
         };
         if self.records.registry.record(name.clone()).await?.registration.is_none() {
             let wait = Wait { deadline, ..Wait::default() };
