@@ -8,6 +8,7 @@ use csi_proto::cluster::v1::{
     VolumeAsk, WaitExplained,
 };
 use csi_proto::identity::{Identity, Role};
+use csid::cluster::rpcs;
 use csid::store::registry::{Attachment, Claim, ClaimState, DrivenRpc, Driver, Queued, Record};
 use csid::store::rows::Leg;
 use csid::volume::rules::{self, ClaimRefusal};
@@ -328,13 +329,13 @@ fn wait_of_call(
 
 fn rpc_name(rpc: DrivenRpc) -> &'static str {
     match rpc {
-        DrivenRpc::Publish => "ControllerPublishVolume",
-        DrivenRpc::Unpublish => "ControllerUnpublishVolume",
-        DrivenRpc::Create => "CreateVolume",
-        DrivenRpc::Delete => "DeleteVolume",
-        DrivenRpc::Expand => "ControllerExpandVolume",
-        DrivenRpc::Snapshot => "CreateSnapshot",
-        DrivenRpc::DeleteSnapshot => "DeleteSnapshot",
+        DrivenRpc::Publish => rpcs::PUBLISH,
+        DrivenRpc::Unpublish => rpcs::UNPUBLISH,
+        DrivenRpc::Create => rpcs::CREATE,
+        DrivenRpc::Delete => rpcs::DELETE,
+        DrivenRpc::Expand => rpcs::EXPAND,
+        DrivenRpc::Snapshot => rpcs::SNAPSHOT,
+        DrivenRpc::DeleteSnapshot => rpcs::DELETE_SNAPSHOT,
     }
 }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 use csi_proto::cluster::v1::ListExternal;
 use csi_proto::cluster::v1::call_ended::How;
 use csi_proto::cluster::v1::controller_call::Method;
+use csid::cluster::rpcs;
 use csid::plugin::code_name;
 use csid_etcd::Observe;
 use prometheus_client::metrics::counter::Counter;
@@ -183,17 +184,17 @@ impl Observe for Metrics {
 /// Returns the RPC of a plugin that a controller call asks for.
 pub fn method_name(method: Option<&Method>) -> &'static str {
     match method {
-        Some(Method::Publish(_)) => "ControllerPublishVolume",
-        Some(Method::Unpublish(_)) => "ControllerUnpublishVolume",
-        Some(Method::Create(_)) => "CreateVolume",
-        Some(Method::Delete(_)) => "DeleteVolume",
-        Some(Method::Expand(_)) => "ControllerExpandVolume",
-        Some(Method::Validate(_)) => "ValidateVolumeCapabilities",
-        Some(Method::Snapshot(_)) => "CreateSnapshot",
-        Some(Method::DeleteSnapshot(_)) => "DeleteSnapshot",
-        Some(Method::List(ListExternal { snapshots: true, .. })) => "ListSnapshots",
-        Some(Method::List(_)) => "ListVolumes",
-        Some(Method::Capacity(_)) => "GetCapacity",
+        Some(Method::Publish(_)) => rpcs::PUBLISH,
+        Some(Method::Unpublish(_)) => rpcs::UNPUBLISH,
+        Some(Method::Create(_)) => rpcs::CREATE,
+        Some(Method::Delete(_)) => rpcs::DELETE,
+        Some(Method::Expand(_)) => rpcs::EXPAND,
+        Some(Method::Validate(_)) => rpcs::VALIDATE,
+        Some(Method::Snapshot(_)) => rpcs::SNAPSHOT,
+        Some(Method::DeleteSnapshot(_)) => rpcs::DELETE_SNAPSHOT,
+        Some(Method::List(ListExternal { snapshots: true, .. })) => rpcs::LIST_SNAPSHOTS,
+        Some(Method::List(_)) => rpcs::LIST,
+        Some(Method::Capacity(_)) => rpcs::CAPACITY,
         None => OTHER,
     }
 }

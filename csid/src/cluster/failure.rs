@@ -5,6 +5,7 @@ use csi_proto::cluster::v1::Failure;
 use prost::Message;
 use tonic::{Code, Status};
 
+use crate::cluster::rpcs;
 use crate::error::{Error, Kind, presentable};
 use crate::volume::servers::ServerFailure;
 
@@ -13,20 +14,6 @@ const MESSAGE: usize = 2048;
 /// The limits of holders: their number, and the bytes of each.
 const HOLDERS: usize = 16;
 const HOLDER: usize = 256;
-/// The RPCs of a controller that servers have called.
-const RPCS: [&str; 11] = [
-    "ControllerPublishVolume",
-    "ControllerUnpublishVolume",
-    "CreateVolume",
-    "DeleteVolume",
-    "ControllerExpandVolume",
-    "ValidateVolumeCapabilities",
-    "CreateSnapshot",
-    "DeleteSnapshot",
-    "ListSnapshots",
-    "ListVolumes",
-    "GetCapacity",
-];
 
 /// Returns what a failed call says of its effect.
 pub(super) fn read(status: &Status) -> ServerFailure {
@@ -47,7 +34,7 @@ pub(super) fn read(status: &Status) -> ServerFailure {
     let kind = Kind::read(&kind).unwrap_or(Kind::Internal);
     let error = Error::new(kind, presentable(&message, MESSAGE)).with(|details| {
         details.retryable = retryable;
-        details.rpc = RPCS.into_iter().find(|known| *known == rpc);
+        details.rpc = rpcs::ALL.into_iter().find(|known| *known == rpc);
         details.grpc_code = code.filter(|_| details.rpc.is_some());
         details.holders = holders.iter().take(HOLDERS).map(|holder| presentable(holder, HOLDER)).collect();
     });

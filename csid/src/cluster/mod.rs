@@ -21,6 +21,7 @@ mod questions;
 mod quiet;
 mod reconcile;
 pub mod rows;
+pub mod rpcs;
 mod session;
 mod view;
 
