@@ -11,7 +11,7 @@ use csi_proto::cluster::v1::{
 };
 use tokio::task::JoinHandle;
 
-use crate::site::{First, Node, Refusal, Session, Site, eventually, register};
+use crate::site::{First, Node, Refusal, Session, Site, eventually, register, release_ask};
 
 /// A node that has the controller of plugin `p`.
 pub struct Controller {
@@ -305,13 +305,7 @@ async fn forced_release_detaches_before_it_is_answered() {
     claim.await.unwrap().unwrap();
     // The node is away.
     drop(one);
-    let release = ReleaseAsk {
-        volume: "data".into(),
-        node: "n1".into(),
-        consumer: "web".into(),
-        force: true,
-        ..ReleaseAsk::default()
-    };
+    let release = ReleaseAsk { force: true, ..release_ask("data", "n1") };
     let mut operator = site.operator(0, "all");
     let released = tokio::spawn(async move { operator.release(release).await });
     let call = controller.called().await;

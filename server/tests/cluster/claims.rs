@@ -4,7 +4,7 @@ use csi_proto::cluster::v1::change_ask::What;
 use csi_proto::cluster::v1::{Attaches, ListAsk, PluginReport, ReleaseAsk, VolumeAsk, to_node};
 use tonic::Code;
 
-use crate::site::{Refusal, Site, eventually, register};
+use crate::site::{Refusal, Site, eventually, register, release_ask};
 
 #[tokio::test]
 async fn released_claim_is_had_by_the_other_node() {
@@ -169,13 +169,7 @@ async fn operators_release_is_asked_of_the_node() {
     let node = site.node("n1");
     let mut session = node.join(1).await;
     let claim = node.claim(1, "data").await.unwrap();
-    let release = |deadline_ms| ReleaseAsk {
-        volume: "data".into(),
-        node: "n1".into(),
-        consumer: "web".into(),
-        deadline_ms,
-        ..ReleaseAsk::default()
-    };
+    let release = |deadline_ms| ReleaseAsk { deadline_ms, ..release_ask("data", "n1") };
     let late = site.operator(0, "releases").release(release(300)).await.unwrap_err();
     let late = Refusal::of(&late);
     assert_eq!((late.kind.as_str(), late.holders), ("TimedOut", vec!["n1/web".to_owned()]));

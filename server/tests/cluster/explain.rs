@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::attach::{Controller, claiming, user};
 use crate::operators::{csictl, operator};
-use crate::site::{Site, eventually};
+use crate::site::{Site, eventually, release_ask};
 
 fn data() -> VolumeAsk {
     VolumeAsk { namespace: "default".into(), volume: "data".into(), ..VolumeAsk::default() }
@@ -59,13 +59,7 @@ async fn explanation_names_what_a_release_waits_for() {
     );
 
     // Its node has to unmount the volume, and is away.
-    let release = ReleaseAsk {
-        volume: "data".into(),
-        node: "n1".into(),
-        consumer: "web".into(),
-        deadline_ms: 1,
-        ..ReleaseAsk::default()
-    };
+    let release = ReleaseAsk { deadline_ms: 1, ..release_ask("data", "n1") };
     site.operator(0, "all").release(release).await.unwrap_err();
     let found = explain().await;
     assert_eq!(

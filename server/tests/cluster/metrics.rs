@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 
 use crate::attach::{Controller, claiming, failed, head, user};
 use crate::queries;
-use crate::site::{First, SOON, Site, eventually, free_ports, open};
+use crate::site::{First, SOON, Site, eventually, free_ports, open, release_ask};
 
 const DOCUMENT: &str = include_str!("../../../docs/metrics.md");
 const DASHBOARD: &str = include_str!("../../../packaging/grafana/csid-server.json");
@@ -146,13 +146,7 @@ async fn each_metric_moves_by_what_it_counts() {
     let value = head(site, "data").await.replacen('{', r#"{"driver":{"server":"gone","host":"c1"},"#, 1);
     raw.put("/csid/v1/vol/default/data/head", &value).await;
     counting.becomes("takeovers_total", 1.0).await;
-    let release = ReleaseAsk {
-        volume: "data".into(),
-        node: "n1".into(),
-        consumer: "web".into(),
-        deadline_ms: 1,
-        ..ReleaseAsk::default()
-    };
+    let release = ReleaseAsk { deadline_ms: 1, ..release_ask("data", "n1") };
     site.operator(0, "all").release(release).await.unwrap_err();
     counting.becomes("owed", 1.0).await;
     n1.detached(0, "data", &granted.claim).await.unwrap();

@@ -17,7 +17,9 @@ use tokio::process::Command;
 
 use crate::certificates::{Pair, Purpose};
 use crate::far_end::FarEnd;
-use crate::site::{First, Node, Refusal, SOON, Site, csictl_program, eventually, hello, open, register};
+use crate::site::{
+    First, Node, Refusal, SOON, Site, csictl_program, eventually, hello, open, register, release_ask,
+};
 
 /// The end of a csictl.
 #[derive(Debug)]
@@ -335,12 +337,7 @@ async fn refuses_all(site: &Site, node: &Node, claim: &str) {
         let mut list = client.volumes(ListAsk::default()).await.unwrap().into_inner();
         assert_eq!(kind(list.message().await), "Busy");
         assert_eq!(kind(client.change(register("new", "single-node-writer")).await), "Busy");
-        let release = ReleaseAsk {
-            volume: "data".into(),
-            node: "n-trusted".into(),
-            consumer: "web".into(),
-            ..ReleaseAsk::default()
-        };
+        let release = release_ask("data", "n-trusted");
         for force in [false, true] {
             assert_eq!(kind(client.release(ReleaseAsk { force, ..release.clone() }).await), "Busy");
         }

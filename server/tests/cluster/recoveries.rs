@@ -20,7 +20,7 @@ use crate::by_call::{ask, at, attach_ask, attaching, detach_ask, detaching, once
 use crate::creations::{create, created, creating, deleting, is_delete, registration};
 use crate::fence::set;
 use crate::operators::{csictl, operator};
-use crate::site::{First, Node, Refusal, Session, Site, eventually, register};
+use crate::site::{First, Node, Refusal, Session, Site, eventually, register, release_ask};
 use crate::together::transactions;
 
 async fn servers(site: &Site, server: usize) -> ServerRows {
@@ -695,13 +695,7 @@ async fn recovering_cluster_changes_nothing_but_ends() {
     }
     let refused = site.operator(0, "all").change(register("new", "single-node-writer")).await.unwrap_err();
     assert_eq!(Refusal::of(&refused).kind, "Unavailable");
-    let by_force = ReleaseAsk {
-        volume: "data".into(),
-        node: "n1".into(),
-        consumer: "web".into(),
-        force: true,
-        ..ReleaseAsk::default()
-    };
+    let by_force = ReleaseAsk { force: true, ..release_ask("data", "n1") };
     let refused = site.operator(0, "all").release(by_force).await.unwrap_err();
     assert_eq!(Refusal::of(&refused).kind, "Unavailable");
     let created = create("copy");
@@ -1081,13 +1075,7 @@ async fn unregistered_volume_stays_attached_after_a_fence() {
     })
     .await;
     // It is no word for a detach without --force.
-    let release = ReleaseAsk {
-        volume: "stolen".into(),
-        node: "n2".into(),
-        consumer: "web".into(),
-        deadline_ms: 1000,
-        ..ReleaseAsk::default()
-    };
+    let release = ReleaseAsk { deadline_ms: 1000, ..release_ask("stolen", "n2") };
     let waits = Refusal::of(&site.operator(0, "all").release(release).await.unwrap_err());
     assert_eq!(waits.kind, "TimedOut", "{waits:?}");
     assert!(!controller.is_called(Duration::from_secs(3)).await, "the volume of another node was detached");
@@ -1235,13 +1223,7 @@ async fn what_the_backup_lacks_comes_back() {
     assert_eq!(found[0]["kind"], "detach-waits-for-operator", "{found}");
     let explained = csictl(&file, "--operator explain default unknown").await;
     assert!(explained.out.contains("release default unknown web --node n1 --force"), "{explained:?}");
-    let by_force = ReleaseAsk {
-        volume: "unknown".into(),
-        node: "n1".into(),
-        consumer: "web".into(),
-        force: true,
-        ..ReleaseAsk::default()
-    };
+    let by_force = ReleaseAsk { force: true, ..release_ask("unknown", "n1") };
     let mut client = site.operator(0, "all");
     let release = tokio::spawn(async move { client.release(by_force).await });
     controller.unpublish().await;
@@ -1799,13 +1781,7 @@ async fn failed_attach_after_a_refusal_is_not_undone() {
         let explained = csictl(&file, "--operator explain default data").await;
         assert!(explained.out.contains("release default data other --node n1 --force"), "{explained:?}");
         // A release without force is no word for a detach.
-        let release = ReleaseAsk {
-            volume: "data".into(),
-            node: "n1".into(),
-            consumer: "other".into(),
-            deadline_ms: 1000,
-            ..ReleaseAsk::default()
-        };
+        let release = ReleaseAsk { consumer: "other".into(), deadline_ms: 1000, ..release_ask("data", "n1") };
         let waits = Refusal::of(&site.operator(0, "all").release(release.clone()).await.unwrap_err());
         assert_eq!(waits.kind, "TimedOut", "{waits:?}");
         // Another consumer may have the volume attached once more.
@@ -1839,13 +1815,7 @@ async fn lost_attach_after_a_refusal_is_not_undone() {
     assert_eq!(claim.await.unwrap().unwrap_err().kind, "PluginError");
     assert!(!controller.is_called(Duration::from_secs(8)).await, "the volume is detached under a mount");
     // The operator has looked at the node.
-    let release = ReleaseAsk {
-        volume: "data".into(),
-        node: "n1".into(),
-        consumer: "other".into(),
-        force: true,
-        ..ReleaseAsk::default()
-    };
+    let release = ReleaseAsk { consumer: "other".into(), force: true, ..release_ask("data", "n1") };
     let mut client = site.operator(1, "all");
     let release = tokio::spawn(async move { client.release(release).await });
     controller.unpublish().await;
@@ -1867,12 +1837,7 @@ async fn renamed_node_after_a_refusal_is_not_detached() {
     assert!(row(&site, "vol/default/data/at/n1").await.contains("\"present\""));
     claim.abort();
     // It was never granted, so its end detaches nothing, either.
-    let release = ReleaseAsk {
-        volume: "data".into(),
-        node: "n1".into(),
-        consumer: "other".into(),
-        ..ReleaseAsk::default()
-    };
+    let release = ReleaseAsk { consumer: "other".into(), ..release_ask("data", "n1") };
     site.operator(0, "all").release(release).await.unwrap();
     assert_eq!(claims(&site, "data").await, ["n1/web"]);
     assert!(!controller.is_called(Duration::from_secs(3)).await, "the volume is detached under a mount");

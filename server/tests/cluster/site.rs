@@ -12,7 +12,7 @@ use csi_proto::cluster::v1::admin_client::AdminClient;
 use csi_proto::cluster::v1::cluster_client::ClusterClient;
 use csi_proto::cluster::v1::{
     Attaches, Capability, ChangeAsk, ClaimAsk, Failure, FromNode, Hello, Owed, PluginReport, Plugins,
-    Register, Spec, ToNode, Use, VolumeRow, Welcome, change_ask, from_node, to_node,
+    Register, ReleaseAsk, Spec, ToNode, Use, VolumeRow, Welcome, change_ask, from_node, to_node,
 };
 use csid_etcd::api::kv_client::KvClient;
 use csid_etcd::api::request_op::Request as Operation;
@@ -648,6 +648,11 @@ pub fn ask(volume: &str, consumer: &str) -> ClaimAsk {
         }),
         ..ClaimAsk::default()
     }
+}
+
+/// The release of the claim of `web` on a node, by an operator.
+pub fn release_ask(volume: &str, node: &str) -> ReleaseAsk {
+    ReleaseAsk { volume: volume.into(), node: node.into(), consumer: "web".into(), ..ReleaseAsk::default() }
 }
 
 pub fn owed(volume: &str, claim: &str) -> Owed {

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use crate::attach::{Controller, claiming, failed, user};
 use crate::operators::{csictl, operator};
-use crate::site::{Site, eventually, open};
+use crate::site::{Site, eventually, open, release_ask};
 
 #[tokio::test]
 async fn status_counts_and_names_what_is_to_be_done() {
@@ -30,13 +30,7 @@ async fn status_counts_and_names_what_is_to_be_done() {
     }
     let waits = ClaimAsk { queue_ms: 600_000, answer_ms: 1, ..n2.ask("data", "web") };
     n2.client(0).claim(waits).await.unwrap_err();
-    let release = |volume: &str| ReleaseAsk {
-        volume: volume.into(),
-        node: "n1".into(),
-        consumer: "web".into(),
-        deadline_ms: 1,
-        ..ReleaseAsk::default()
-    };
+    let release = |volume: &str| ReleaseAsk { deadline_ms: 1, ..release_ask(volume, "n1") };
     site.operator(0, "all").release(release("data")).await.unwrap_err();
     let mut hello = n2.hello.clone();
     hello.machine_id = "another".into();

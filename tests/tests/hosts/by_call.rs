@@ -107,18 +107,6 @@ async fn uses(w: &mut World, link: &Path, storage: PathBuf, mut other: Other) {
     assert_eq!(claims(&client).await.len(), 0);
 }
 
-/// Starts the host `n-attaches` in a thread, and waits until it has joined. Its link ends with the returned node.
-async fn start_user(site: &Site, w: &mut World) -> (Other, std::thread::JoinHandle<()>, Node) {
-    let (mut user, other) = Other::pair();
-    let node = site.node("n-attaches");
-    let (run, storage) = (node.run().to_owned(), w.plugin("p").state().to_owned());
-    let thread = std::thread::spawn(move || {
-        world(async move |w| Box::pin(uses(w, &run, storage, other)).await);
-    });
-    user.hear("ready").await;
-    (user, thread, node)
-}
-
 async fn nothing_attached(site: &Site) {
     eventually("the servers have no attachment", async || {
         site.raw().await.below("/csid/v1/vol/default/data/at/").await.is_empty()
@@ -135,7 +123,7 @@ fn volume_is_attached_by_call_at_another_host() {
         let site = one_server(&["data"]).await;
         let link = site.node("c1");
         let client = c1(w, link.run()).await;
-        let (mut user, thread, _link) = start_user(&site, w).await;
+        let (mut user, thread, _link) = start_user(&site, w, "n-attaches", uses).await;
         let mut seen = 0;
         user.say("lie");
         user.hear("was refused").await;
@@ -167,7 +155,7 @@ fn killed_controller_host_attaches_by_call_once() {
         let link = site.node("c1");
         let fault = Fault::of(w);
         let mut client = c1(w, link.run()).await;
-        let (mut user, thread, _link) = start_user(&site, w).await;
+        let (mut user, thread, _link) = start_user(&site, w, "n-attaches", uses).await;
         let (mut kills, mut seen) = (0, 0);
         for (edge, due) in [
             // What may be attached is detached first.

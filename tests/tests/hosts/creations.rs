@@ -141,18 +141,6 @@ async fn uses(w: &mut World, link: &Path, storage: PathBuf, mut other: Other) {
     assert_eq!(claims(&client).await.len(), 0);
 }
 
-/// Starts the host `n-creates` in a thread, and waits until it has joined. Its link ends with the returned node.
-async fn start_user(site: &Site, w: &mut World) -> (Other, std::thread::JoinHandle<()>, Node) {
-    let (mut user, other) = Other::pair();
-    let node = site.node("n-creates");
-    let (run, storage) = (node.run().to_owned(), w.plugin("p").state().to_owned());
-    let thread = std::thread::spawn(move || {
-        world(async move |w| Box::pin(uses(w, &run, storage, other)).await);
-    });
-    user.hear("ready").await;
-    (user, thread, node)
-}
-
 async fn nothing_at_servers(site: &Site) {
     eventually("the servers have no volume", async || {
         let mut raw = site.raw().await;
@@ -167,7 +155,7 @@ fn volume_is_created_by_another_hosts_controller() {
         let site = Site::start(1).await;
         let link = site.node("c1");
         let client = c1(w, link.run()).await;
-        let (mut user, thread, _link) = start_user(&site, w).await;
+        let (mut user, thread, _link) = start_user(&site, w, "n-creates", uses).await;
         let mut seen = 0;
         user.say("lie");
         user.hear("was refused").await;
@@ -219,7 +207,7 @@ fn killed_controller_host_creates_one_volume() {
         let link = site.node("c1");
         let fault = Fault::of(w);
         let mut client = c1(w, link.run()).await;
-        let (mut user, thread, _link) = start_user(&site, w).await;
+        let (mut user, thread, _link) = start_user(&site, w, "n-creates", uses).await;
         let (mut kills, mut seen) = (0, 0);
         let (create, delete) = ("CreateVolume", "DeleteVolume");
         for (edge, due) in [

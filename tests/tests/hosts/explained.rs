@@ -27,13 +27,7 @@ fn explanation_names_another_hosts_claim() {
         assert!(found.steps.contains(&"claim of n2/web: taken".to_owned()), "{found:?}");
 
         // The other host has to unmount the volume, and is away.
-        let release = ReleaseAsk {
-            volume: "data".into(),
-            node: "n2".into(),
-            consumer: "web".into(),
-            deadline_ms: 1,
-            ..ReleaseAsk::default()
-        };
+        let release = ReleaseAsk { deadline_ms: 1, ..release_ask("data", "n2") };
         site.operator(0, "all").release(release).await.unwrap_err();
         drop(session);
         let due = "node n2: away, has yet to unmount it for 1 claims".to_owned();

@@ -39,14 +39,7 @@ fn claim_ended_by_force_is_asked_for_again() {
         let site = one_server(&["data"]).await;
         let (client, _link) = n1(w, &site).await;
         claim(&client, "data", "web").await.unwrap();
-        let by_force = ReleaseAsk {
-            namespace: NAMESPACE.into(),
-            volume: "data".into(),
-            node: "n1".into(),
-            consumer: "web".into(),
-            force: true,
-            ..ReleaseAsk::default()
-        };
+        let by_force = ReleaseAsk { force: true, ..release_ask("data", "n1") };
         site.operator(0, "all").release(by_force).await.unwrap();
         servers_have(&site, "data", &[]).await;
         let client = restart(w).await;

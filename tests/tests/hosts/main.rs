@@ -19,16 +19,16 @@ mod shown;
 mod unheld;
 mod withheld;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use csid_client::{Client, Mounted};
 use csid_tests::ask::*;
 use csid_tests::cluster as site;
-use csid_tests::world::{World, eventually};
+use csid_tests::world::{World, eventually, world};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinHandle;
 
-use crate::site::{Node, Site};
+use crate::site::{Node, Site, release_ask};
 
 /// One host's end of what two hosts' tests say to each other.
 struct Other {
@@ -64,6 +64,27 @@ async fn start_node(w: &mut World, name: &str, link: &Path) -> Client {
     healthy(&client, "p").await;
     joined(w).await;
     client
+}
+
+/// Starts another host in a thread, which does what `uses` says, and waits until it is ready. It has the storage of this host's plugin. Its link ends
+/// with the returned node.
+async fn start_user<F>(
+    site: &Site,
+    w: &mut World,
+    name: &str,
+    uses: F,
+) -> (Other, std::thread::JoinHandle<()>, Node)
+where
+    F: AsyncFnOnce(&mut World, &Path, PathBuf, Other) + Send + 'static,
+{
+    let (mut user, other) = Other::pair();
+    let node = site.node(name);
+    let (run, storage) = (node.run().to_owned(), w.plugin("p").state().to_owned());
+    let thread = std::thread::spawn(move || {
+        world(async move |w| Box::pin(uses(w, &run, storage, other)).await);
+    });
+    user.hear("ready").await;
+    (user, thread, node)
 }
 
 /// Starts a cluster of one server, with volumes of one consumer each.

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use csi_proto::cluster::v1::ReleaseAsk;
 use csid_client::{Kind, MountOptions};
 use csid_tests::ask::*;
 use csid_tests::world::{World, eventually, refusal, world};
@@ -127,13 +128,7 @@ fn release_by_an_operator_unmounts_the_volume() {
         let (client, _link) = n1(w, &site).await;
         let path = mount_registered(&client, "data", "web").await.unwrap().source;
         let open = std::fs::File::create(Path::new(&path).join("open")).unwrap();
-        let release = |deadline_ms| csi_proto::cluster::v1::ReleaseAsk {
-            volume: "data".into(),
-            node: "n1".into(),
-            consumer: "web".into(),
-            deadline_ms,
-            ..Default::default()
-        };
+        let release = |deadline_ms| ReleaseAsk { deadline_ms, ..release_ask("data", "n1") };
         let mut operator = site.operator(0, "all");
         let late = operator.release(release(2_000)).await.unwrap_err();
         assert_eq!(late.code(), tonic::Code::DeadlineExceeded, "a volume in use was released: {late:?}");

@@ -172,13 +172,7 @@ fn claim_made_in_another_boot_has_a_name_of_it() {
         let before = calls_of(&client, &link, "data").await;
         let old = call_at_servers(&link, "data").await;
         w.reboot().await;
-        let by_force = ReleaseAsk {
-            volume: "data".into(),
-            node: "n1".into(),
-            consumer: "web".into(),
-            force: true,
-            ..ReleaseAsk::default()
-        };
+        let by_force = ReleaseAsk { force: true, ..release_ask("data", "n1") };
         site.operator(0, "all").release(by_force).await.unwrap();
         servers_have(&site, "data", &[]).await;
         let client = w.start().await;
