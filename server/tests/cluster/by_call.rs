@@ -7,8 +7,9 @@ use csi_proto::cluster::v1::change_ask::What;
 use csi_proto::cluster::v1::controller_call::Method;
 use csi_proto::cluster::v1::node_change::Change;
 use csi_proto::cluster::v1::{
-    Accept, Answer, AttachAsk, AttachmentRow, AuditAsk, BlockAsk, CallClass, ChangeAsk, ClaimAsk, DetachAsk,
-    DrainAsk, ForgetAsk, Machine, NodeRow, PluginReport, UndrainAsk, UpgradeAsk, VolumeAsk, VolumeRow,
+    Accept, Answer, AttachAsk, AttachmentRow, AuditAsk, BlockAsk, CallClass, ChangeAsk, ClaimAsk,
+    ControllerCall, DetachAsk, DrainAsk, ForgetAsk, Machine, NodeRow, PluginReport, UndrainAsk, UpgradeAsk,
+    VolumeAsk, VolumeRow,
 };
 use tokio::task::JoinHandle;
 use tonic::Code;
@@ -84,6 +85,18 @@ pub fn attaching(client: &Client, ask: AttachAsk) -> JoinHandle<Result<Attachmen
     tokio::spawn(async move { Ok(change(&mut client, What::Attach(ask)).await?.attached.unwrap()) })
 }
 
+/// Begins to attach a volume. Returns the task, and the call that its controller gets.
+pub async fn attach_begins(
+    client: &Client,
+    controller: &mut Controller,
+    ask: AttachAsk,
+) -> (JoinHandle<Result<AttachmentRow, Refusal>>, ControllerCall) {
+    let attach = attaching(client, ask);
+    let call = controller.called().await;
+    assert!(is_publish(&call), "{call:?}");
+    (attach, call)
+}
+
 /// Detaches a volume, in a task.
 pub fn detaching(client: &Client, ask: DetachAsk) -> JoinHandle<Result<(), Refusal>> {
     let mut client = client.clone();
@@ -113,8 +126,7 @@ async fn volume_is_attached_by_call_and_detached() {
     // The server that is asked has no session of the controller.
     let mut client = site.operator(1, "attaches");
     let ask = AttachAsk { read_only: true, ..attach_ask("data", "id of n1") };
-    let attach = attaching(&client, ask.clone());
-    let call = controller.called().await;
+    let (attach, call) = attach_begins(&client, &mut controller, ask.clone()).await;
     let Some(Method::Publish(publish)) = &call.method else { panic!("{call:?}") };
     assert_eq!((call.order.as_str(), publish.node_id.as_str()), ("ext-data", "id of n1"));
     assert_eq!(publish.volume_context["share"], "hunter2");
@@ -280,16 +292,14 @@ async fn refused_attach_is_undone_before_its_answer() {
     site.register("data", "single-node-writer").await;
     let mut controller = Controller::start(&site, "c1", 0).await;
     let client = site.operator(0, "attaches");
-    let attach = attaching(&client, attach_ask("data", "x"));
-    let call = controller.called().await;
+    let (attach, call) = attach_begins(&client, &mut controller, attach_ask("data", "x")).await;
     controller.end(&call, failed(CallClass::Refused)).await;
     controller.unpublish().await;
     let refused = attach.await.unwrap().unwrap_err();
     assert!(refused.kind == "PluginError" && refused.message.contains("no such disk"), "{refused:?}");
     assert_eq!(at(&site, "data", "x").await, "");
     // What the plugin was not called for is not undone.
-    let attach = attaching(&client, attach_ask("data", "x"));
-    let call = controller.called().await;
+    let (attach, call) = attach_begins(&client, &mut controller, attach_ask("data", "x")).await;
     controller.end(&call, failed(CallClass::Withheld)).await;
     assert!(attach.await.unwrap().unwrap_err().message.contains("no such disk"));
     assert_eq!(at(&site, "data", "x").await, "");
@@ -318,8 +328,7 @@ async fn forgotten_attachment_is_gone_without_the_plugin() {
     site.register("data", "single-node-writer").await;
     let mut controller = Controller::start(&site, "c1", 0).await;
     let mut all = site.operator(0, "all");
-    let attach = attaching(&all, attach_ask("data", "x"));
-    let call = controller.called().await;
+    let (attach, call) = attach_begins(&all, &mut controller, attach_ask("data", "x")).await;
     let forget = What::Detach(DetachAsk { forget: true, ..detach_ask("data", "x") });
     let early = once(&mut all, forget.clone()).await.unwrap_err();
     assert!(early.kind == "Busy" && early.message.contains("is attaching"), "{early:?}");
@@ -480,8 +489,8 @@ async fn fence_during_an_attach_gives_its_node_nothing() {
     site.register("data", "single-node-writer").await;
     let mut controller = Controller::start(&site, "c1", 0).await;
     let (_n1, _one) = user(&site, "n1", 0).await;
-    let attach = attaching(&site.operator(0, "attaches"), attach_ask("data", "id of n1"));
-    let call = controller.called().await;
+    let (attach, call) =
+        attach_begins(&site.operator(0, "attaches"), &mut controller, attach_ask("data", "id of n1")).await;
     accept(&site, "n1").await;
     fence(&site, 0, "n1").await.unwrap();
     controller.end(&call, attached("/dev/x")).await;
@@ -604,8 +613,7 @@ async fn volume_attached_by_call_is_explained() {
         let ask = VolumeAsk { namespace: String::new(), volume: "data".into(), ..VolumeAsk::default() };
         site.operator(0, "all").explain(ask).await.unwrap().into_inner()
     };
-    let attach = attaching(&client, attach_ask("data", "id of n1"));
-    let call = controller.called().await;
+    let (attach, call) = attach_begins(&client, &mut controller, attach_ask("data", "id of n1")).await;
     let of = explain().await;
     let [at] = of.attachments.as_slice() else { panic!("{of:?}") };
     assert_eq!((at.node.as_str(), at.node_id.as_str(), at.state.as_str()), ("n1", "id of n1", "attaching"));

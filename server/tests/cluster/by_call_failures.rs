@@ -7,7 +7,7 @@ use csi_proto::cluster::v1::change_ask::What;
 use csi_proto::cluster::v1::{Answer, CallClass, CallEnded, CallFailure, DetachAsk};
 
 use crate::attach::{Controller, attached, claiming, head, is_publish, node_id, row, user};
-use crate::by_call::{ask, at, attach_ask, attaching, change, detach_ask, detaching, once};
+use crate::by_call::{ask, at, attach_ask, attach_begins, attaching, change, detach_ask, detaching, once};
 use crate::site::{Site, eventually};
 
 #[tokio::test]
@@ -16,8 +16,7 @@ async fn attach_without_an_answer_is_detached_first() {
     site.register("data", "single-node-writer").await;
     let mut controller = Controller::start(&site, "c1", 0).await;
     let client = site.operator(0, "attaches");
-    let attach = attaching(&client, attach_ask("data", "x"));
-    let lost = controller.called().await;
+    let (attach, lost) = attach_begins(&client, &mut controller, attach_ask("data", "x")).await;
     controller.join_again(0).await;
     // The answer to the lost call comes in the new session.
     controller.end(&lost, attached("/dev/late")).await;
@@ -120,8 +119,7 @@ async fn detach_during_an_attach_has_the_last_word() {
     site.register("data", "single-node-writer").await;
     let mut controller = Controller::start(&site, "c1", 0).await;
     let client = site.operator(0, "attaches");
-    let attach = attaching(&client, attach_ask("data", "x"));
-    let call = controller.called().await;
+    let (attach, call) = attach_begins(&client, &mut controller, attach_ask("data", "x")).await;
     let detach = detaching(&client, detach_ask("data", "x"));
     eventually("it is to be detached", async || at(&site, "data", "x").await.contains("removing")).await;
     controller.end(&call, attached("/dev/x")).await;
@@ -139,8 +137,7 @@ async fn lying_host_attaches_nothing_by_call() {
     site.register("data", "single-node-writer").await;
     let mut controller = Controller::start(&site, "c1", 0).await;
     let mut client = site.operator(0, "attaches");
-    let attach = attaching(&client, attach_ask("data", "x"));
-    let call = controller.called().await;
+    let (attach, call) = attach_begins(&client, &mut controller, attach_ask("data", "x")).await;
     let lies = [
         CallEnded { call: "another".into(), epoch: call.epoch, how: Some(attached("/dev/lie")) },
         CallEnded { call: call.call.clone(), epoch: call.epoch + 1, how: Some(attached("/dev/lie")) },

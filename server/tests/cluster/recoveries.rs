@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
 use crate::attach::{Controller, attached, claiming, failed, head, is_publish, row, user, user_named};
-use crate::by_call::{ask, at, attach_ask, attaching, detach_ask, detaching, once};
+use crate::by_call::{ask, at, attach_ask, attach_begins, attaching, detach_ask, detaching, once};
 use crate::creations::{create, created, creating, deleting, is_delete, registration};
 use crate::fence::set;
 use crate::operators::{csictl, operator};
@@ -1518,8 +1518,7 @@ async fn attachment_by_call_stays_until_it_is_detached() {
     site.register("data", "single-node-writer").await;
     let mut controller = Controller::start(&site, "c1", 0).await;
     let (node, session) = user(&site, "n1", 0).await;
-    let attach = attaching(&site.operator(0, "attaches"), attach_ask("data", "id of n1"));
-    let call = controller.called().await;
+    let (attach, call) = attach_begins(&site.operator(0, "attaches"), &mut controller, attach_ask("data", "id of n1")).await;
     controller.end(&call, attached("/dev/x")).await;
     let id = attach.await.unwrap().unwrap().id;
     eventually("nobody calls", async || !head(&site, "data").await.contains("driver")).await;
@@ -1562,8 +1561,7 @@ async fn attach_repeated_after_a_restore_is_made() {
     site.register("data", "single-node-writer").await;
     let mut controller = Controller::start(&site, "c1", 0).await;
     let (node, session) = user(&site, "n1", 0).await;
-    let attach = attaching(&site.operator(0, "attaches"), attach_ask("data", "id of n1"));
-    let call = controller.called().await;
+    let (attach, call) = attach_begins(&site.operator(0, "attaches"), &mut controller, attach_ask("data", "id of n1")).await;
     controller.end(&call, attached("/dev/x")).await;
     let before = attach.await.unwrap().unwrap();
     eventually("nobody calls", async || !head(&site, "data").await.contains("driver")).await;
@@ -1588,14 +1586,11 @@ async fn attach_repeated_after_a_restore_is_made() {
     assert_eq!(at(&site, "data", "id of n1").await, row);
     set(&site, 0, "n1", Change::Undrain(UndrainAsk {})).await.unwrap();
     // The plugin refuses it first, and nothing is detached.
-    let attach = attaching(&site.operator(0, "attaches"), attach_ask("data", "id of n1"));
-    let call = controller.called().await;
-    assert!(is_publish(&call), "{call:?}");
+    let (attach, call) = attach_begins(&site.operator(0, "attaches"), &mut controller, attach_ask("data", "id of n1")).await;
     controller.end(&call, failed(CallClass::Refused)).await;
     assert_eq!(attach.await.unwrap().unwrap_err().kind, "PluginError");
     assert!(!controller.is_called(Duration::from_secs(8)).await, "it is undone, or called again at once");
-    let attach = attaching(&site.operator(0, "attaches"), attach_ask("data", "id of n1"));
-    let call = controller.called().await;
+    let (attach, call) = attach_begins(&site.operator(0, "attaches"), &mut controller, attach_ask("data", "id of n1")).await;
     controller.end(&call, attached("/dev/y")).await;
     let after = attach.await.unwrap().unwrap();
     assert_ne!(after.publish_context, before.publish_context);
@@ -1624,8 +1619,7 @@ async fn attach_of_a_backup_is_not_undone() {
     site.register("data", "single-node-writer").await;
     let mut controller = Controller::start(&site, "c1", 0).await;
     let ask = attach_ask("data", "x");
-    let attach = attaching(&site.operator(0, "attaches"), ask.clone());
-    let lost = controller.called().await;
+    let (attach, lost) = attach_begins(&site.operator(0, "attaches"), &mut controller, ask.clone()).await;
     assert!(half_done(&site).await.is_empty());
     restored(&site, 0, 1).await.unwrap();
     attach.abort();
@@ -1645,9 +1639,7 @@ async fn attach_of_a_backup_is_not_undone() {
     assert!(!controller.is_called(Duration::from_secs(8)).await, "it is undone, or called again at once");
     assert!(at(&site, "data", "x").await.contains("\"leg\":\"making\""));
     // The caller repeats the call, and hears why it does not succeed.
-    let attach = attaching(&site.operator(0, "attaches"), ask.clone());
-    let again = controller.called().await;
-    assert!(is_publish(&again), "{again:?}");
+    let (attach, again) = attach_begins(&site.operator(0, "attaches"), &mut controller, ask.clone()).await;
     controller.end(&again, failed(CallClass::Refused)).await;
     let refused = attach.await.unwrap().unwrap_err();
     assert!(refused.kind == "PluginError" && refused.message.contains("no such disk"), "{refused:?}");
@@ -1690,9 +1682,7 @@ async fn undo_of_a_backup_waits_for_a_word() {
     let wait = of.attachments[0].wait.as_ref().unwrap();
     assert!(wait.kind == "parked" && wait.text.contains("backup"), "{wait:?}");
     // An attach is the word that the volume is wanted. It is called for, and nothing is detached before.
-    let attach = attaching(&site.operator(0, "attaches"), attach_ask("data", "x"));
-    let call = controller.called().await;
-    assert!(is_publish(&call), "{call:?}");
+    let (attach, call) = attach_begins(&site.operator(0, "attaches"), &mut controller, attach_ask("data", "x")).await;
     controller.end(&call, attached("/dev/x")).await;
     attach.await.unwrap().unwrap();
     let detach = detaching(&site.operator(0, "attaches"), detach_ask("more", "x"));
