@@ -54,6 +54,7 @@ mod lists;
 mod metrics;
 mod names;
 mod node_ids;
+mod node_rules;
 mod nodes;
 mod pace;
 mod places;
