@@ -1,6 +1,6 @@
-//! Named edges at which the crash tests end the process (feature `fault`): before and after each effect, each RPC, each
-//! commit and each answer. `CSID_FAULT` names a file; while `NAME:N` is in it, csid is killed at the N-th passing of the
-//! edge NAME since, `any:N` being the N-th of all. What csid was killed at then stands in the file. While `NAME.held` is in
+//! Named edges at which the crash tests end the process, csid or csid-server (feature `fault`): before and after each effect, each RPC, each
+//! commit and each answer. `CSID_FAULT` names a file; while `NAME:N` is in it, the process is killed at the N-th passing of the
+//! edge NAME since, `any:N` being the N-th of all. What it was killed at then stands in the file. While `NAME.held` is in
 //! it, what is between the edges NAME does not begin, and NAME stands in the file of the same name with `.held` once something
 //! waits there. `NAME:N:panic` panics there instead of the kill. `CSID_BREAK` names a fault of csid that a test of a judge wants.
 //! Without the feature nothing of it is compiled.
@@ -20,7 +20,7 @@ const RPCS: [&str; 12] = [
     "DeleteVolume",
 ];
 
-/// Returns every edge there is, those of the `actions` of a mount among them. An edge that no test hits fails the run.
+/// Returns every edge of csid, those of the `actions` of a mount among them. An edge that no test hits fails the run.
 pub fn points(actions: impl IntoIterator<Item = &'static str>) -> Vec<String> {
     actions
         .into_iter()
@@ -36,18 +36,23 @@ pub fn points(actions: impl IntoIterator<Item = &'static str>) -> Vec<String> {
             "answer",
             "recovery",
         ])
-        .flat_map(|n| [format!("{n}.before"), format!("{n}.after")])
+        .flat_map(edges_of)
         .collect()
+}
+
+/// Returns the two edges of what has this name.
+pub fn edges_of(name: &str) -> [String; 2] {
+    ["before", "after"].map(|edge| format!("{name}.{edge}"))
 }
 
 /// Whatever runs `f` runs it between two edges.
 #[cfg(not(feature = "fault"))]
-pub(crate) async fn around<T>(_name: &str, f: impl Future<Output = T>) -> T {
+pub async fn around<T>(_name: &str, f: impl Future<Output = T>) -> T {
     f.await
 }
 
 #[cfg(feature = "fault")]
-pub(crate) async fn around<T>(name: &str, f: impl Future<Output = T>) -> T {
+pub async fn around<T>(name: &str, f: impl Future<Output = T>) -> T {
     armed::point(name, "before");
     armed::held(name).await;
     let value = f.await;
