@@ -6,14 +6,16 @@ use csi_proto::cluster::v1::{
     AuditAsk, ClusterStatus, Finding, NodeAsk, NodeChange, NodePage, NodeRow, NodesAsk, RestoredAsk,
     ResumeAsk, ServerRows, ServersAsk, StatusAsk, UpgradeAsk,
 };
+use csi_proto::identity::Identity;
 use tonic::{Request, Response, Status};
 
+use crate::edges::Edge;
 use crate::failure::Result;
 use crate::fence::LeftAttached;
 use crate::grants::May;
 use crate::places::Kept;
 use crate::rows::Mode;
-use crate::service::Service;
+use crate::service::{Service, answered};
 use crate::stream::{self, Answers};
 
 #[tonic::async_trait]
@@ -53,27 +55,7 @@ impl Admin for Service {
 
     async fn set_node(&self, request: Request<NodeChange>) -> Result<Response<NodeRow>, Status> {
         let caller = self.cluster.caller(&request)?;
-        let ask = request.into_inner();
-        let node = ask.node.clone();
-        let is_fence = matches!(ask.change, Some(Change::Fence(_)));
-        let is_over = is_fence || matches!(ask.change, Some(Change::Block(_)));
-        let is_forgotten = matches!(ask.change, Some(Change::Forget(_)));
-        self.cluster.set_node(&caller, ask).await?;
-        if is_over {
-            self.end_if_over(&node).await;
-        }
-        // The claims end when the cluster is normal.
-        let left = match is_fence && self.cluster.meta_now().await?.value.mode == Mode::Normal {
-            true => self.cluster.end_fenced(&caller, &node).await?,
-            false => LeftAttached::default(),
-        };
-        match is_forgotten {
-            true => Ok(Response::new(NodeRow { node, ..NodeRow::default() })),
-            false => {
-                let row = self.cluster.changed_node(&node).await?;
-                Ok(Response::new(NodeRow { left: left.first, left_count: left.count, ..row }))
-            }
-        }
+        answered(Edge::AnswerSetNode, self.change_node(&caller, request.into_inner())).await
     }
 
     async fn servers(&self, request: Request<ServersAsk>) -> Result<Response<ServerRows>, Status> {
@@ -96,18 +78,24 @@ impl Admin for Service {
 
     async fn restored(&self, request: Request<RestoredAsk>) -> Result<Response<ServerRows>, Status> {
         let caller = self.cluster.caller(&request)?;
-        self.cluster.restored(&caller, &request.into_inner()).await?;
-        Ok(Response::new(self.cluster.list_servers().await?))
+        let restored = async {
+            self.cluster.restored(&caller, &request.into_inner()).await?;
+            self.cluster.list_servers().await
+        };
+        answered(Edge::AnswerRestored, restored).await
     }
 
     async fn resume(&self, request: Request<ResumeAsk>) -> Result<Response<ServerRows>, Status> {
         let caller = self.cluster.caller(&request)?;
         let ask = request.into_inner();
-        self.cluster.resume(&caller, &ask).await?;
-        if !ask.node.is_empty() {
-            self.end_if_over(&ask.node).await;
-        }
-        Ok(Response::new(self.cluster.list_servers().await?))
+        let resumed = async {
+            self.cluster.resume(&caller, &ask).await?;
+            if !ask.node.is_empty() {
+                self.end_if_over(&ask.node).await;
+            }
+            self.cluster.list_servers().await
+        };
+        answered(Edge::AnswerResume, resumed).await
     }
 
     async fn audit(&self, request: Request<AuditAsk>) -> Result<Response<Self::AuditStream>, Status> {
@@ -133,5 +121,31 @@ impl Admin for Service {
             }
         });
         Ok(Response::new(findings))
+    }
+}
+
+impl Service {
+    /// Makes an operator's change of a node.
+    async fn change_node(&self, caller: &Identity, ask: NodeChange) -> Result<NodeRow> {
+        let node = ask.node.clone();
+        let is_fence = matches!(ask.change, Some(Change::Fence(_)));
+        let is_over = is_fence || matches!(ask.change, Some(Change::Block(_)));
+        let is_forgotten = matches!(ask.change, Some(Change::Forget(_)));
+        self.cluster.set_node(caller, ask).await?;
+        if is_over {
+            self.end_if_over(&node).await;
+        }
+        // The claims end when the cluster is normal.
+        let left = match is_fence && self.cluster.meta_now().await?.value.mode == Mode::Normal {
+            true => self.cluster.end_fenced(caller, &node).await?,
+            false => LeftAttached::default(),
+        };
+        match is_forgotten {
+            true => Ok(NodeRow { node, ..NodeRow::default() }),
+            false => {
+                let row = self.cluster.changed_node(&node).await?;
+                Ok(NodeRow { left: left.first, left_count: left.count, ..row })
+            }
+        }
     }
 }

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use crate::asks::Asks;
 use crate::certificates::Certificates;
 use crate::config::Config;
+use crate::edges;
 use crate::failure::{Result, ServerError};
 use crate::joins::Joins;
 use crate::metrics::Metrics;
@@ -400,7 +401,7 @@ impl Cluster {
     /// Returns a row of a guard that does not hold in etcd now, and forgets what it was. `Some(None)`: etcd gave no answer that decides. `None`: all
     /// guards hold.
     pub async fn broken(&self, guards: &[Guard]) -> Result<Option<Option<RowKey>>> {
-        match self.rows.write(guards, Vec::new()).await? {
+        match edges::write(&self.rows, guards, Vec::new()).await? {
             Written::Done { .. } => Ok(None),
             Written::Refused(RowKey::Server(_)) => {
                 Err(ServerError::Unavailable("this server's row in etcd is gone".into()))

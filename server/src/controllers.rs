@@ -10,6 +10,7 @@ use csid::{Error, Kind};
 use csid_etcd::{Expected, Guard, RowKey, Write, Written};
 
 use crate::cluster::{Cluster, node_guard};
+use crate::edges;
 use crate::failure::{Result, ServerError};
 use crate::rows::{self, NodeRow, NodeState, PluginRow, Read};
 use crate::sessions::Hosted;
@@ -168,7 +169,7 @@ impl Cluster {
             let key = RowKey::Plugin(plugin.to_owned());
             let write = Write { value: Some(rows::write(&key, &after)?), key, lease: 0 };
             let guards = [plugin_guard(plugin, present.as_ref()), node_guard(node, &row), here.guard()];
-            let written = self.rows.write(&guards, vec![write]).await?;
+            let written = edges::write(&self.rows, &guards, vec![write]).await?;
             self.forget(&RowKey::Plugin(plugin.to_owned()));
             if let Written::Done { .. } = written {
                 return Ok(());

@@ -10,6 +10,7 @@ use csid::{Error, Kind};
 use csid_etcd::{RowKey, Write, Written};
 
 use crate::cluster::{Cluster, node_guard};
+use crate::edges;
 use crate::failure::Result;
 use crate::rows::{self, DrainLeftRow, DrainedRow, NodeRow, Read};
 use crate::time::now_usec;
@@ -42,7 +43,7 @@ impl Cluster {
             }
             let row = DrainedRow { since_usec: now_usec(), ..row.clone() };
             let write = Write { value: Some(rows::write(&key, &row)?), key: key.clone(), lease: 0 };
-            match self.rows.write(&[node_guard(node, &present), here.guard()], vec![write]).await? {
+            match edges::write(&self.rows, &[node_guard(node, &present), here.guard()], vec![write]).await? {
                 Written::Done { .. } => return Ok(()),
                 Written::Refused(_) | Written::Unknown => {}
             }

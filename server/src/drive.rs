@@ -29,6 +29,7 @@ use crate::by_call::{
 };
 use crate::cluster::{Cluster, meta_guard, node_guard};
 use crate::controllers::plugin_guard;
+use crate::edges::{self, Edge};
 use crate::excluded::{excluding, left_attached, why_waits};
 use crate::failure::Result;
 use crate::forward::{Ended, Ready, START, read};
@@ -574,7 +575,8 @@ impl Driving {
 
     /// Sends a message, and waits for its end.
     pub(crate) async fn sent(&self, host: &str, message: &ControllerCall) -> Sent {
-        let Some(answer) = self.sessions.call(host, message.clone()) else {
+        let sending = async { self.sessions.call(host, message.clone()) };
+        let Some(answer) = edges::around(Edge::Send, sending).await else {
             let text = format!("node {host} takes no controller call now");
             return Sent::Not(Error::new(Kind::PluginUnavailable, text));
         };

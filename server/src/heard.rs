@@ -9,6 +9,7 @@ use csid::{Error, Kind};
 use csid_etcd::{Expected, Guard, RowKey, Rows, Write, Written};
 
 use crate::cluster::{Cluster, meta_guard, node_guard};
+use crate::edges;
 use crate::failure::{Result, ServerError};
 use crate::rows::{self, HeardRow, MetaRow, NodeRow, Read, RefusedClaimRow};
 
@@ -78,7 +79,7 @@ impl Cluster {
             let write = Write { value, key: key.clone(), lease: 0 };
             let guards =
                 [Guard { key: key.clone(), is }, node_guard(node, row), meta_guard(meta), here.guard()];
-            match self.rows.write(&guards, vec![write]).await? {
+            match edges::write(&self.rows, &guards, vec![write]).await? {
                 Written::Done { .. } => return Ok(()),
                 Written::Refused(RowKey::Meta) => {
                     self.forget(&RowKey::Meta);
@@ -122,7 +123,7 @@ impl Cluster {
                 }
                 None => guards.push(Guard { key: of_node.clone(), is: Expected::Absent }),
             }
-            let written = self.rows.write(&guards, writes).await?;
+            let written = edges::write(&self.rows, &guards, writes).await?;
             self.forget(&of_node);
             if let Written::Done { .. } = written {
                 return Ok(());
@@ -135,7 +136,8 @@ impl Cluster {
     pub async fn drop_heard_of(&self, node: &str) -> Result<()> {
         let Some(row) = self.node_now(node).await?.filter(|row| row.value.is_fenced()) else { return Ok(()) };
         let write = Write { key: RowKey::Heard(node.to_owned()), value: None, lease: 0 };
-        self.rows.write(&[node_guard(node, &row), self.presence.here()?.guard()], vec![write]).await?;
+        edges::write(&self.rows, &[node_guard(node, &row), self.presence.here()?.guard()], vec![write])
+            .await?;
         Ok(())
     }
 
@@ -147,7 +149,7 @@ impl Cluster {
             let Some((RowKey::Heard(last), _)) = found.last() else { return Ok(()) };
             after.clone_from(last);
             let writes = found.into_iter().map(|(key, _)| Write { key, value: None, lease: 0 }).collect();
-            self.rows.write(&[meta_guard(meta), self.presence.here()?.guard()], writes).await?;
+            edges::write(&self.rows, &[meta_guard(meta), self.presence.here()?.guard()], writes).await?;
         }
     }
 

@@ -8,6 +8,7 @@ use csid::{Error, Kind};
 use csid_etcd::{Expected, Guard, RowKey, Rows, Write, Written};
 
 use crate::cluster::{Cluster, Phase, RESTORED, meta_guard, node_guard};
+use crate::edges;
 use crate::failure::Result;
 use crate::joins::{JoinUnderWay, OpenJoin};
 use crate::names::NodeNames;
@@ -167,20 +168,21 @@ impl Cluster {
             RowKey::Session { node: node.to_owned(), server: here.id.clone() },
         );
         let writes = vec![
-            Write { value: Some(rows::write(&of_node, &row)?), key: of_node, lease: 0 },
             Write { value: Some(rows::write(&of_session, &session)?), key: of_session, lease: here.lease },
+            Write { value: Some(rows::write(&of_node, &row)?), key: of_node, lease: 0 },
         ];
         let this = OpenJoin { node: guard.clone(), server: here.id.clone() };
         let was_open = under_way.open.replace(this);
-        let revision = match self.rows.write(&[guard, meta_guard(&meta), here.guard()], writes).await? {
-            Written::Done { revision } => revision,
-            Written::Refused(key) => {
-                under_way.open = was_open;
-                self.forget(&key);
-                return Ok(None);
-            }
-            Written::Unknown => return Ok(None),
-        };
+        let revision =
+            match edges::write(&self.rows, &[guard, meta_guard(&meta), here.guard()], writes).await? {
+                Written::Done { revision } => revision,
+                Written::Refused(key) => {
+                    under_way.open = was_open;
+                    self.forget(&key);
+                    return Ok(None);
+                }
+                Written::Unknown => return Ok(None),
+            };
         under_way.joins.close(node);
         let joining = Joining { here, revision, phase: Phase::of(&meta) };
         self.node_now(node).await?;
@@ -219,7 +221,7 @@ impl Cluster {
         let key = RowKey::Node(node.to_owned());
         let write = Write { value: Some(rows::write(&key, &row)?), key: key.clone(), lease: 0 };
         // If the row has changed meanwhile, a later Hello of the machine is kept.
-        self.rows.write(&[guard.clone(), self.presence.here()?.guard()], vec![write]).await?;
+        edges::write(&self.rows, &[guard.clone(), self.presence.here()?.guard()], vec![write]).await?;
         self.forget(&key);
         Ok(())
     }
@@ -241,7 +243,7 @@ impl Cluster {
         let key = RowKey::Node(node.to_owned());
         let write = Write { value: Some(rows::write(&key, &row)?), key: key.clone(), lease: 0 };
         // If the row has changed meanwhile, a later Hello is kept.
-        self.rows.write(&[guard, self.presence.here()?.guard()], vec![write]).await?;
+        edges::write(&self.rows, &[guard, self.presence.here()?.guard()], vec![write]).await?;
         self.forget(&key);
         Ok(())
     }
@@ -262,7 +264,7 @@ impl Cluster {
         let key = RowKey::Session { node: node.to_owned(), server: joining.here.id.clone() };
         let guard = Guard { key: key.clone(), is: Expected::Revision(joining.revision) };
         let write = Write { key, value: None, lease: 0 };
-        self.rows.write(&[guard], vec![write]).await?;
+        edges::write(&self.rows, &[guard], vec![write]).await?;
         Ok(())
     }
 
@@ -282,7 +284,7 @@ impl Cluster {
             if let Some(row) = row {
                 let guard = Guard { key: key.clone(), is: Expected::Revision(row.revision) };
                 let write = Write { key, value: None, lease: 0 };
-                if let Written::Done { .. } = self.rows.write(&[guard], vec![write]).await? {
+                if let Written::Done { .. } = edges::write(&self.rows, &[guard], vec![write]).await? {
                     tracing::info!(node, "the row of a session that has not begun was removed");
                 }
                 // The row may have been an earlier session's.
@@ -356,7 +358,7 @@ impl Cluster {
             }
             let key = RowKey::Node(node.to_owned());
             let write = Write { value: Some(rows::write(&key, &row)?), key, lease: 0 };
-            match self.rows.write(&[node_guard(node, &present), here.guard()], vec![write]).await? {
+            match edges::write(&self.rows, &[node_guard(node, &present), here.guard()], vec![write]).await? {
                 Written::Done { .. } => {
                     self.node_now(node).await?;
                     return Ok(());

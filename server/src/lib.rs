@@ -10,7 +10,7 @@
 //! `fence_command` switches it off, and `away` does both after a time. `drain` keeps what a node reports of its drain. `audit` finds what does not fit
 //! in etcd, `status` counts, and `upgrade` raises the version of the values. `recovery` begins and ends a recovery from a backup of etcd, `held`
 //! takes over what nodes hold, `heard` keeps who has said it and what was not taken over, `names` finds names of nodes that two have, and `excluded` knows what nodes have brought back, and waits for an operator. `join` and `sessions` know the nodes that are there, and `joins` those whose join has no outcome. `presence` is this server in
-//! etcd. `cluster` has what they share. Decisions 0007 and 0009 say what is built.
+//! etcd. `cluster` has what they share. `edges` has the points at which tests kill a server. Decisions 0007 and 0009 say what is built.
 //!
 //! State: in memory the cache of etcd's volumes, rows that were read, and sessions. Always true:
 //! - A write compares the cluster's row and this server's. What grants compares the node's row, too. So nothing is granted by a
@@ -35,6 +35,7 @@ mod config;
 mod controllers;
 mod drain;
 mod drive;
+mod edges;
 mod excluded;
 mod expansions;
 mod explain;
@@ -87,5 +88,6 @@ mod volume_calls;
 mod volumes;
 mod wanted;
 
+pub use edges::points;
 pub use program::{main, main_knowing};
 pub use rows::Schemas;

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 
 use crate::cluster::{Cluster, node_guard, not_joined};
 use crate::drive::FRESH;
+use crate::edges;
 use crate::failure::{Result, ServerError};
 use crate::grants::May;
 use crate::node_rules::{
@@ -317,7 +318,7 @@ impl Cluster {
             }
         }
         let guards = [vec![node_guard(node, before), here.guard()], others].concat();
-        let written = self.while_here(async { Ok(self.rows.write(&guards, writes).await?) }).await;
+        let written = self.while_here(async { Ok(edges::write(&self.rows, &guards, writes).await?) }).await;
         self.forget(&key);
         match written {
             Ok(Written::Done { .. }) => Ok(Tried::Done),

@@ -16,6 +16,7 @@ use csid_etcd::{EtcdError, EtcdRegistry, Expected, Guard, RowKey, RowStore, Writ
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::edges;
 use crate::failure::{Result, ServerError};
 use crate::random;
 use crate::rows::{self, RowError, ServerRow};
@@ -241,7 +242,7 @@ async fn begin(store: &RowStore, registry: &EtcdRegistry, row: &ServerRow) -> Re
     let lease = store.grant_lease(LEASE).await?;
     let guard = Guard { key: key.clone(), is: Expected::Absent };
     let write = Write { value: Some(rows::write(&key, row)?), key, lease };
-    match store.write(&[guard], vec![write]).await? {
+    match edges::write(store, &[guard], vec![write]).await? {
         Written::Done { revision } => {
             registry.reached(revision).await?;
             Ok(Here { id, lease, created: revision })
@@ -262,7 +263,7 @@ async fn beat(
     }
     let key = RowKey::Server(here.id.clone());
     let write = Write { value: Some(rows::write(&key, &row)?), key: key.clone(), lease: here.lease };
-    let revision = match store.write(&[here.guard()], vec![write]).await? {
+    let revision = match edges::write(store, &[here.guard()], vec![write]).await? {
         Written::Done { revision } => revision,
         Written::Refused(_) => return Err(BeatError::Lost),
         Written::Unknown => match store.read(&key).await? {

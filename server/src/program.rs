@@ -29,6 +29,7 @@ use crate::claims::due_releases;
 use crate::cluster::{Cluster, check};
 use crate::config::{Config, Keys, credentials};
 use crate::drive::Driving;
+use crate::edges;
 use crate::expansions::due_expansions;
 use crate::failure::ServerError;
 use crate::gate::GateLayer;
@@ -159,7 +160,7 @@ async fn init(config: &Config, keys: &Keys, schemas: Schemas) -> Result<()> {
     let meta = MetaRow::new(&config.cluster, schemas, rows.etcd_cluster());
     let guard = Guard { key: RowKey::Meta, is: Expected::Absent };
     let write = Write { value: Some(rows::write(&RowKey::Meta, &meta)?), key: RowKey::Meta, lease: 0 };
-    let written = rows.write(&[guard], vec![write]).await?;
+    let written = edges::write(&rows, &[guard], vec![write]).await?;
     if let Written::Done { .. } = written {
         println!("the cluster {} is there", config.cluster);
         return Ok(());

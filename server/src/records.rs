@@ -7,6 +7,7 @@ use csid::{Error, Kind};
 use csid_etcd::{Guard, RowKey, Swapped};
 
 use crate::cluster::Cluster;
+use crate::edges::{self, Edge};
 use crate::failure::ServerError;
 use crate::rows::{NodeRow, PluginRow, Read};
 
@@ -169,7 +170,8 @@ impl Cluster {
         let writes = std::mem::take(&mut counting.writes);
         let past = rules::past(before, &after);
         let swap = Swap { before: before.clone(), after: after.clone(), past, durability: Durability::Disk };
-        match self.registry.swap_with(swap, guards, writes).await {
+        let edge = Edge::of_record(before, &after);
+        match edges::around(edge, self.registry.swap_with(swap, guards, writes)).await {
             Ok(Swapped::Done(revision)) => {
                 self.has_counted(counting, revision).await;
                 Ok(Put::Done(Box::new(Record { revision, ..after })))

@@ -21,6 +21,7 @@ use csid::{Error, Kind};
 use csid_etcd::{Guard, RowKey, Write, Written};
 
 use crate::cluster::{Cluster, RESTORED, meta_guard};
+use crate::edges;
 use crate::failure::{Result, ServerError};
 use crate::grants::May;
 use crate::heard::Missing;
@@ -137,7 +138,7 @@ impl Cluster {
     ) -> Result<bool> {
         guards.push(meta_guard(before));
         let write = Write { value: Some(rows::write(&RowKey::Meta, &after)?), key: RowKey::Meta, lease: 0 };
-        let written = self.rows.write(&guards, vec![write]).await?;
+        let written = edges::write(&self.rows, &guards, vec![write]).await?;
         self.forget(&RowKey::Meta);
         match written {
             Written::Done { .. } => {

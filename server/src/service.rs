@@ -22,6 +22,7 @@ use tonic::{Extensions, Request, Response, Status, Streaming};
 use crate::cluster::Cluster;
 use crate::drain::BETWEEN_REPORTS;
 use crate::drive::Driving;
+use crate::edges::{self, Edge};
 use crate::failure::{Result, ServerError};
 use crate::join::{Joined, Joining};
 use crate::lists::Page;
@@ -70,22 +71,22 @@ impl Calls for Service {
     async fn claim(&self, request: Request<ClaimAsk>) -> Result<Response<Granted>, Status> {
         let caller = self.cluster.caller(&request)?;
         let has_session = caller.role == Role::Node && self.sessions.has(&caller.name);
-        Ok(Response::new(self.cluster.claim(&caller, request.into_inner(), has_session).await?))
+        answered(Edge::AnswerClaim, self.cluster.claim(&caller, request.into_inner(), has_session)).await
     }
 
     async fn withdraw(&self, request: Request<CallName>) -> Result<Response<Withdrawn>, Status> {
         let caller = self.cluster.caller(&request)?;
-        Ok(Response::new(self.cluster.withdraw(&caller, request.into_inner()).await?))
+        answered(Edge::AnswerWithdraw, self.cluster.withdraw(&caller, request.into_inner())).await
     }
 
     async fn detached(&self, request: Request<Owed>) -> Result<Response<Accepted>, Status> {
         let caller = self.cluster.caller(&request)?;
-        Ok(Response::new(self.cluster.detached(&caller, request.into_inner()).await?))
+        answered(Edge::AnswerDetached, self.cluster.detached(&caller, request.into_inner())).await
     }
 
     async fn hold(&self, request: Request<HeldClaims>) -> Result<Response<Held>, Status> {
         let caller = self.cluster.caller(&request)?;
-        Ok(Response::new(self.cluster.hold(&caller, request.into_inner()).await?))
+        answered(Edge::AnswerHold, self.cluster.hold(&caller, request.into_inner())).await
     }
 
     async fn expanded(&self, request: Request<NodeExpanded>) -> Result<Response<Accepted>, Status> {
@@ -95,37 +96,12 @@ impl Calls for Service {
 
     async fn release(&self, request: Request<ReleaseAsk>) -> Result<Response<Done>, Status> {
         let caller = self.cluster.caller(&request)?;
-        Ok(Response::new(self.cluster.release(&caller, request.into_inner()).await?))
+        answered(Edge::AnswerRelease, self.cluster.release(&caller, request.into_inner())).await
     }
 
     async fn change(&self, request: Request<ChangeAsk>) -> Result<Response<VolumeRow>, Status> {
         let caller = self.cluster.caller(&request)?;
-        match request.into_inner().what {
-            Some(What::Register(register)) => Ok(Response::new(self.register(&caller, register).await?)),
-            Some(What::Snapshot(snapshot)) => {
-                Ok(Response::new(self.cluster.snapshot(&caller, snapshot).await?))
-            }
-            Some(What::DeleteSnapshot(delete)) => {
-                Ok(Response::new(self.delete_snapshot(&caller, delete).await?))
-            }
-            Some(What::Validate(validate)) => Ok(Response::new(self.validate(&caller, validate).await?)),
-            Some(What::Create(create)) => Ok(Response::new(self.cluster.create(&caller, create).await?)),
-            Some(What::CreateFrom(create)) => Ok(Response::new(self.create_from(&caller, create).await?)),
-            Some(What::Delete(delete)) => Ok(Response::new(self.cluster.delete(&caller, delete).await?)),
-            Some(What::Expand(expand)) => Ok(Response::new(self.cluster.expand(&caller, expand).await?)),
-            Some(What::Attach(attach)) => Ok(Response::new(self.cluster.attach(&caller, attach).await?)),
-            Some(What::Detach(detach)) => Ok(Response::new(self.cluster.detach(&caller, detach).await?)),
-            Some(What::Deregister(deregister)) => {
-                Ok(Response::new(self.cluster.deregister(&caller, deregister).await?))
-            }
-            None => {
-                let error = match caller.role {
-                    Role::Server => ServerError::denied(format!("{caller} changes no volumes")),
-                    _ => Error::new(Kind::NotSupported, "this server does not know the change").into(),
-                };
-                Err(error.into())
-            }
-        }
+        answered(Edge::AnswerChange, self.change_of(&caller, request.into_inner())).await
     }
 
     async fn volume(&self, request: Request<VolumeAsk>) -> Result<Response<VolumeRow>, Status> {
@@ -156,7 +132,39 @@ impl Calls for Service {
     }
 }
 
+/// Answers a call that changes something, between two edges.
+pub(crate) async fn answered<T>(
+    edge: Edge,
+    f: impl Future<Output = Result<T>>,
+) -> Result<Response<T>, Status> {
+    Ok(Response::new(edges::around(edge, f).await?))
+}
+
 impl Service {
+    /// Makes a change of a volume.
+    async fn change_of(&self, caller: &Identity, ask: ChangeAsk) -> Result<VolumeRow> {
+        match ask.what {
+            Some(What::Register(register)) => self.register(caller, register).await,
+            Some(What::Snapshot(snapshot)) => self.cluster.snapshot(caller, snapshot).await,
+            Some(What::DeleteSnapshot(delete)) => self.delete_snapshot(caller, delete).await,
+            Some(What::Validate(validate)) => self.validate(caller, validate).await,
+            Some(What::Create(create)) => self.cluster.create(caller, create).await,
+            Some(What::CreateFrom(create)) => self.create_from(caller, create).await,
+            Some(What::Delete(delete)) => self.cluster.delete(caller, delete).await,
+            Some(What::Expand(expand)) => self.cluster.expand(caller, expand).await,
+            Some(What::Attach(attach)) => self.cluster.attach(caller, attach).await,
+            Some(What::Detach(detach)) => self.cluster.detach(caller, detach).await,
+            Some(What::Deregister(deregister)) => self.cluster.deregister(caller, deregister).await,
+            None => {
+                let error = match caller.role {
+                    Role::Server => ServerError::denied(format!("{caller} changes no volumes")),
+                    _ => Error::new(Kind::NotSupported, "this server does not know the change").into(),
+                };
+                Err(error)
+            }
+        }
+    }
+
     /// Sends a list in pages.
     fn list<P: Page>(&self, caller: Identity, ask: ListAsk) -> Result<Response<Answers<P>>, Status> {
         let mut list = self.cluster.list_of(&caller, ask)?;

@@ -10,6 +10,7 @@ use csid::{Error, Kind};
 use csid_etcd::{RowKey, Rows, Write, Written};
 
 use crate::cluster::{Cluster, RESTORED, meta_guard};
+use crate::edges;
 use crate::failure::Result;
 use crate::grants::May;
 use crate::nodes::SERVERS;
@@ -47,7 +48,8 @@ impl Cluster {
             let write =
                 Write { value: Some(rows::write(&RowKey::Meta, &after)?), key: RowKey::Meta, lease: 0 };
             let guards = [meta_guard(&meta), here.guard()];
-            let written = self.while_here(async { Ok(self.rows.write(&guards, vec![write]).await?) }).await;
+            let written =
+                self.while_here(async { Ok(edges::write(&self.rows, &guards, vec![write]).await?) }).await;
             self.forget(&RowKey::Meta);
             match written {
                 Ok(Written::Done { .. }) => {

@@ -16,6 +16,7 @@ use csid::{Error, Kind};
 use csid_etcd::{Expected, Guard, RowKey, Rows, Write, Written};
 
 use crate::cluster::Cluster;
+use crate::edges;
 use crate::failure::Result;
 use crate::rows::{self, NodeRow, Read, UsedRow};
 
@@ -180,7 +181,7 @@ impl Cluster {
                 None => {
                     let value = UsedRow::default();
                     let (guards, writes) = write(&value, Expected::Absent)?;
-                    match self.rows.write(&guards, writes).await? {
+                    match edges::write(&self.rows, &guards, writes).await? {
                         Written::Done { revision } => (value, revision),
                         Written::Refused(_) | Written::Unknown => continue,
                     }
@@ -191,7 +192,7 @@ impl Cluster {
             let volumes = self.registry.held_by(plugin, node).await?;
             let value = UsedRow { volumes: Some(u64::try_from(volumes).unwrap_or(u64::MAX)), ..value };
             let (guards, writes) = write(&value, Expected::Revision(revision))?;
-            if let Written::Done { revision } = self.rows.write(&guards, writes).await? {
+            if let Written::Done { revision } = edges::write(&self.rows, &guards, writes).await? {
                 self.know_used(node, plugin, Some(Read { value, revision }));
                 return Ok(());
             }
@@ -208,7 +209,8 @@ impl Cluster {
                 crate::cluster::node_guard(node, row),
                 self.presence.here()?.guard(),
             ];
-            self.rows.write(&guards, vec![Write { key: key.clone(), value: None, lease: 0 }]).await?;
+            edges::write(&self.rows, &guards, vec![Write { key: key.clone(), value: None, lease: 0 }])
+                .await?;
             self.forget(&key);
         }
         Ok(())
