@@ -22,6 +22,7 @@ use rustix::thread::UnshareFlags;
 use tokio::net::UnixDatagram;
 
 use crate::clustered::Servers;
+use crate::fault::Fault;
 use crate::held::{self, HeldCalls, SearchBy};
 use crate::hung::Hung;
 use crate::kernel::{self, Loop};
@@ -786,4 +787,18 @@ fn is_backtrace(line: &str) -> bool {
     line.starts_with(' ')
         && (frame.starts_with("at ")
             || !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+impl Fault {
+    /// Makes faults of every csid that starts in the world, none of them armed.
+    pub fn of(w: &mut World) -> Self {
+        let fault = Fault::new(w.path("fault"));
+        let (key, file) = fault.environment();
+        w.environment.insert(key.to_owned(), file.to_string_lossy().into_owned());
+        fault
+    }
+
+    pub async fn reached(&self, edge: &str) {
+        eventually(&format!("csid is held at {edge}"), async || self.holds(edge)).await;
+    }
 }

@@ -16,6 +16,7 @@ mod creation_failures;
 mod creations;
 mod credentials;
 mod drain;
+mod edges;
 #[path = "../../../etcd/tests/etcd/cluster.rs"]
 #[allow(dead_code, reason = "the tests of the registry use more of it")]
 mod etcd;
@@ -23,6 +24,9 @@ mod expansions;
 mod explain;
 mod failures;
 mod far_end;
+#[path = "../../../tests/src/fault.rs"]
+#[allow(dead_code, reason = "the tests of csid use more of it")]
+mod fault;
 mod fence;
 mod joins;
 mod late;

@@ -29,6 +29,7 @@ use tonic::{Code, Status, Streaming};
 
 use crate::certificates::{Authority, Pair, Purpose};
 use crate::etcd::Cluster as Etcd;
+use crate::fault::Fault;
 
 /// How long a step may take on a busy machine.
 pub const SOON: Duration = Duration::from_secs(20);
@@ -145,6 +146,8 @@ pub struct Site {
     pub addresses: Vec<String>,
     /// What servers have in their environment from their next start on, by their places.
     pub environments: Vec<Vec<(&'static str, PathBuf)>>,
+    /// The program of the servers from their next start on.
+    program: PathBuf,
     directory: TempDir,
 }
 
@@ -207,6 +210,11 @@ impl Program {
         self.process.wait().unwrap();
     }
 
+    /// Returns whether the program has ended.
+    pub fn has_ended(&mut self) -> bool {
+        self.process.try_wait().unwrap().is_some()
+    }
+
     /// Waits for the end of the program. Returns whether it was a success.
     pub async fn ended(&mut self) -> bool {
         let begun = Instant::now();
@@ -260,6 +268,11 @@ fn program(name: &str) -> PathBuf {
 
 pub fn server_program() -> PathBuf {
     program("csid-server")
+}
+
+/// Returns the server with named edges.
+pub fn server_under_test() -> PathBuf {
+    program("csid-server-under-test")
 }
 
 /// Returns the server of a release that knows the next version of values.
@@ -318,6 +331,7 @@ impl Site {
             servers: Vec::new(),
             addresses: addresses.iter().map(SocketAddr::to_string).collect(),
             environments: Vec::new(),
+            program: server_program(),
             directory,
         };
         for (n, address) in addresses.iter().enumerate() {
@@ -367,7 +381,21 @@ impl Site {
     }
 
     pub fn start_server(&self, n: usize) -> Program {
-        self.start_server_of(&server_program(), n)
+        self.start_server_of(&self.program, n)
+    }
+
+    /// Starts all servers again as ones that are killed at the named edges which a test arms. Returns the faults of each.
+    pub fn start_with_faults(&mut self) -> Vec<Fault> {
+        self.program = server_under_test();
+        self.environments.resize_with(self.servers.len(), Vec::new);
+        let faults: Vec<_> =
+            (0..self.servers.len()).map(|n| Fault::new(self.path(&format!("fault-s{n}")))).collect();
+        for (n, fault) in faults.iter().enumerate() {
+            self.environments[n].push(fault.environment());
+            self.servers[n].kill();
+            self.servers[n] = self.start_server(n);
+        }
+        faults
     }
 
     /// Starts a server of the given program.
