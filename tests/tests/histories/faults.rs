@@ -1,6 +1,6 @@
 //! The faults of a run, one after the other, each with a line in the history.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -30,7 +30,7 @@ const READER: u32 = 1;
 const LONG: Duration = Duration::from_secs(30);
 /// By how many seconds a clock is moved.
 const MOVES: [i64; 4] = [-3600, -40, 40, 3600];
-/// csid is killed at one of so many edges that it passes next.
+/// csid or a server is killed at one of so many edges that it passes next.
 const EDGES: u64 = 60;
 /// How long after a fault a gap of claims may begin, in microseconds.
 const AFTER: i64 = 5_000_000;
@@ -52,12 +52,13 @@ enum Fault {
     RemoveServerRow,
     RevokeLease,
     KillCsidAtEdge,
+    KillServerAtEdge,
     MoveClockOfHost,
     MoveClockOfServer,
     Restore,
 }
 
-const ALL: [Fault; 18] = [
+const ALL: [Fault; 19] = [
     Fault::KillCsid,
     Fault::KillLeader,
     Fault::KillServer,
@@ -73,6 +74,7 @@ const ALL: [Fault; 18] = [
     Fault::RemoveServerRow,
     Fault::RevokeLease,
     Fault::KillCsidAtEdge,
+    Fault::KillServerAtEdge,
     Fault::MoveClockOfHost,
     Fault::MoveClockOfServer,
     Fault::Restore,
@@ -96,6 +98,7 @@ impl Fault {
             Fault::RemoveServerRow => "remove server's row",
             Fault::RevokeLease => "revoke server's lease",
             Fault::KillCsidAtEdge => "kill csid at an edge",
+            Fault::KillServerAtEdge => "kill server at an edge",
             Fault::MoveClockOfHost => "move host's clock",
             Fault::MoveClockOfServer => "move server's clock",
             Fault::Restore => "restore etcd",
@@ -112,6 +115,8 @@ pub struct Faults {
     has_long_stops: bool,
     /// The backup of etcd that is restored next. `None`: it is to be saved.
     backup: Option<PathBuf>,
+    /// The edges at which servers were killed.
+    reached: BTreeSet<String>,
 }
 
 impl Faults {
@@ -123,6 +128,7 @@ impl Faults {
             counts: BTreeMap::new(),
             has_long_stops,
             backup: None,
+            reached: BTreeSet::new(),
         }
     }
 
@@ -134,7 +140,7 @@ impl Faults {
             run.site.etcd.save(&backup);
             self.backup = Some(backup);
         }
-        let Run { site, clocks, hosts, shared, .. } = run;
+        let Run { site, clocks, server_faults, hosts, shared, .. } = run;
         if self.round.is_empty() {
             self.round = ALL.to_vec();
             self.dice.shuffle(&mut self.round);
@@ -237,6 +243,17 @@ impl Faults {
                 begin();
                 order(&hosts[host], Order::KillAtEdge(number)).await;
             }
+            Fault::KillServerAtEdge => {
+                let number = 1 + self.dice.below(EDGES);
+                begin();
+                server_faults[server].arm(&format!("any:{number}"));
+                eventually("the server ends at an edge", async || site.servers[server].has_ended()).await;
+                let edge = server_faults[server].disarm();
+                println!("           s{server} was killed at {edge}");
+                self.reached.insert(edge);
+                tokio::time::sleep(time).await;
+                site.servers[server] = site.start_server(server);
+            }
             Fault::MoveClockOfHost => {
                 begin();
                 order(&hosts[host], Order::MoveClock(seconds, time)).await;
@@ -277,8 +294,10 @@ impl Faults {
             self.counts.iter().map(|(fault, count)| format!("{} {count}", fault.name())).collect();
         let gap = |fault: Fault| history.longest_gap(fault.name(), AFTER) as f64 / 1e6;
         format!(
-            "faults: {}; longest gap of claims: {:.1} s at a killed leader, {:.1} s at a killed server",
+            "faults: {}; servers were killed at the edges {:?} of {}; longest gap of claims: {:.1} s at a killed leader, {:.1} s at a killed server",
             counts.join(", "),
+            self.reached,
+            csid_server::points().len(),
             gap(Fault::KillLeader),
             gap(Fault::KillServer)
         )

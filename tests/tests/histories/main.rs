@@ -23,6 +23,7 @@ use csid_tests::clock::Clock;
 use csid_tests::cluster as site;
 use csid_tests::dice::Dice;
 use csid_tests::etcd::Cluster as Etcd;
+use csid_tests::fault::Fault as ServerFault;
 use csid_tests::script;
 use csid_tests::world::{World, eventually, within_time, world};
 use rustix::process::Signal;
@@ -75,6 +76,8 @@ struct Run {
     site: Site,
     /// The clocks of the servers.
     clocks: Vec<Clock>,
+    /// The edges of the servers.
+    server_faults: Vec<ServerFault>,
     shared: Arc<Shared>,
     /// The first one runs the controller of the plugin that attaches.
     hosts: Vec<Host>,
@@ -96,10 +99,7 @@ impl Run {
         let mut site = Site::of(etcd, servers, "", &section);
         let clocks: Vec<_> = (0..servers).map(|n| Clock::new(&w.path(&format!("clock-s{n}")))).collect();
         site.environments = clocks.iter().map(|clock| clock.environment().to_vec()).collect();
-        for n in 0..servers {
-            site.servers[n].kill();
-            site.servers[n] = site.start_server(n);
-        }
+        let server_faults = site.start_with_faults();
         let storage = w.path("storage");
         let stored = Backend::new(&storage);
         std::fs::create_dir_all(stored.data_directory()).expect("the storage");
@@ -115,7 +115,9 @@ impl Run {
         }
         let history = Arc::new(History::create(&w.path("history.jsonl")));
         let shared = Arc::new(Shared::new(history, seed, held));
-        let mut run = Run { seed, checker, site, clocks, shared, hosts: Vec::new(), storage, csid_break: "" };
+        let hosts = Vec::new();
+        let mut run =
+            Run { seed, checker, site, clocks, server_faults, shared, hosts, storage, csid_break: "" };
         run.start_host(CONTROLLER.to_owned());
         let row = format!("/csid/v1/plugin/{ATTACHING}");
         eventually("the servers know the controller", async || {
