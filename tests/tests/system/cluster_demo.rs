@@ -1,4 +1,4 @@
-//! The demonstration of a cluster: six machines, built by docs/cluster.md as it is typed.
+//! A cluster of six machines, built by docs/cluster.md as it is typed: its demonstration, and its runbooks.
 
 use std::path::Path;
 use std::process::Command;
@@ -6,25 +6,34 @@ use std::time::Instant;
 
 use csid_tests::world::count;
 
-/// How long it may take on a busy machine, in seconds. It takes about 40 alone.
-const LIMIT: &str = "240";
-
-#[test]
-fn cluster_of_the_document_keeps_one_host_out() {
+/// Runs a script of this directory, which compares what it shows, and checks that it has come to its end. `limit`: how many seconds it may take
+/// on a busy machine.
+fn typed(script: &str, limit: u32, due: &[&str]) {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR"));
     let begun = Instant::now();
     let output = Command::new("timeout")
-        .args(["--kill-after=60", LIMIT])
-        .arg(directory.join("demo-cluster.sh"))
+        .args(["--kill-after=60", &limit.to_string()])
+        .arg(directory.join(script))
         .arg(directory.join("../target"))
         .output()
-        .expect("tests/demo-cluster.sh");
+        .expect(script);
     let said = String::from_utf8_lossy(&output.stdout);
     let failed = || format!("{}\n{said}\n{}", output.status, String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{}", failed());
-    // The script compares what it shows. This is that it has come to its end, past both refusals.
-    for due in ["by db-1/web", "by db-2/web", "written on db-1", "# Done in"] {
+    for due in due.iter().chain(&["# Done in"]) {
         assert!(said.contains(due), "no `{due}`: {}", failed());
     }
-    count("s for the demonstration of a cluster", begun.elapsed().as_secs() as usize);
+    count(&format!("s for {script}"), begun.elapsed().as_secs() as usize);
+}
+
+/// It takes about 40 s alone.
+#[test]
+fn cluster_of_the_document_keeps_one_host_out() {
+    typed("demo-cluster.sh", 240, &["by db-1/web", "by db-2/web", "written on db-1"]);
+}
+
+/// It takes about 100 s alone.
+#[test]
+fn runbooks_of_the_document_do_what_they_say() {
+    typed("runbooks.sh", 420, &["# Restore etcd", "db-2 has the volume mounted"]);
 }

@@ -1,0 +1,110 @@
+#!/bin/bash
+# The runbooks of docs/cluster.md, typed as they stand: tests/runbooks.sh DIR, the directory of the debs. What happened to the machines is
+# made to happen first. db-1 has a volume mounted, and its file is there after each runbook.
+set -euo pipefail
+. "$(dirname "$0")/cluster-machines.sh"
+
+# until_typed MACHINE HEADING NUMBER [COMMANDS]: types a block until its commands succeed, as a person repeats what is refused as Busy.
+until_typed() {
+    local end=$((SECONDS + 60))
+    until (type_block "$@") 2>>"$work/log"; do
+        ((SECONDS < end)) || die "after 60 s a command of \"$2\" fails still"
+        sleep 1
+    done
+}
+mount_on() { run "$1" 'csictl mount default data web --target /srv/data --wait 30s'; }
+keeps_file() {
+    [[ $(shell "$1" 'cat /srv/data/hello') == 'written on db-1' ]] || die "$1: the file is not what it was"
+    echo "$1 has the volume mounted, and its file is as it was"
+}
+restore_etcd() { type_block "$1" 'Restore etcd' 2; }
+serial() { openssl x509 -in "$1" -noout -serial; }
+
+build_cluster
+
+say "db-1 mounts a volume"
+for host in "${hosts[@]}"; do quietly "$host" 'csictl wait local; mkdir /srv/data'; done
+id=$(shell db-1 'csi-local create data --size 64M')
+run anna "csictl --operator volume register default data --plugin local --external-id $id --access-mode single-node-writer"
+mount_on db-1
+run db-1 "echo 'written on db-1' >/srv/data/hello && sync /srv/data/hello"
+
+say "Certificates end soon: renewed certificates"
+before=$(serial "$work/db-1/root/etc/csid/link/node.pem")
+type_block anna 'Renewed certificates' 1 "cd keys; $(block Certificates sh 2 | sed -n '/^certificate()/,/^}/p')"
+type_block anna Keys 1 'cd keys'
+each deliver "${servers[@]}" "${hosts[@]}"
+[[ $(serial "$work/db-1/root/etc/csid/link/node.pem") != "$before" ]] || die "the certificate of db-1 is the old one"
+for server in "${servers[@]}"; do type_block "$server" 'Renewed certificates' 2; done
+for host in "${hosts[@]}"; do type_block "$host" 'Renewed certificates' 3; done
+for host in "${hosts[@]}"; do until_said "$host" 'csictl cluster status' joined; done
+run anna 'csictl server list'
+keeps_file db-1
+
+say "A new release: upgrades"
+for server in "${servers[@]}"; do
+    # The last command is for an operator's machine.
+    shell "$server" "set -eu; $(block Upgrades sh | grep -v '^csictl ')" >>"$work/log" 2>&1 || die "$server: a command of \"Upgrades\" failed"
+    until_said anna 'csictl server list' "$server"
+done
+type_block anna Upgrades 2
+keeps_file db-1
+
+say "The power of db-1 fails: a lost machine"
+./container kill "$work/db-1" >>"$work/log" 2>&1
+until_said anna 'csictl --operator cluster status --json' node-away
+refused db-2 'csictl mount default data web --target /srv/data' db-1/web
+type_block anna 'A lost machine' 1 'csictl() { command csictl "$@" --confirm db-1; }'
+mount_on db-2
+keeps_file db-2
+run db-2 'csictl unmount default data web'
+connect db-1
+until_said db-1 'csictl cluster status' joined
+mount_on db-1
+keeps_file db-1
+
+say "db-1 is to be switched off for a while: maintenance"
+type_block anna Maintenance 1
+refused db-1 'mountpoint /srv/data' 'is not a mountpoint'
+# The host hears of the drain's end a moment later.
+until_said db-1 'csictl mount default data web --target /srv/data' /publish/
+keeps_file db-1
+
+say "s2 and its disk are gone: a lost server"
+quietly s2 'systemctl stop csid-server etcd; rm -r /var/lib/etcd/csid'
+for host in "${hosts[@]}"; do until_said "$host" 'csictl cluster status' joined; done
+type_block s1 'A lost server' 1
+type_block s2 'A lost server' 2
+until_said anna 'csictl server list' s2
+keeps_file db-1
+
+say "s2 and s3 and their disks are gone: a lost majority of etcd"
+for server in s2 s3; do quietly "$server" 'systemctl kill --signal=KILL etcd; systemctl stop csid-server etcd; rm -r /var/lib/etcd/csid'; done
+keeps_file db-1
+run db-1 'csictl unmount default data web'
+type_block s1 'A lost majority of etcd' 1
+for server in s2 s3; do
+    cp "$work/s1/root/var/lib/etcd/backup" "$work/$server/root/var/lib/etcd/backup"
+    type_block "$server" 'A lost majority of etcd' 2
+    # A machine that is new has no such line.
+    quietly "$server" "sed -i /ETCD_INITIAL_CLUSTER_STATE/d /etc/default/etcd"
+done
+
+say "Restore etcd"
+each restore_etcd "${servers[@]}"
+until_said anna 'csictl --operator cluster status --json' restored
+type_block anna 'Restore etcd' 3
+for host in "${hosts[@]}"; do until_said "$host" 'csictl cluster status' recovering; done
+until_typed anna 'Restore etcd' 4
+for host in "${hosts[@]}"; do until_said "$host" 'csictl cluster status' joined; done
+# db-1 had unmounted the volume while nobody knew it.
+mount_on db-2
+keeps_file db-2
+run anna 'csictl server audit'
+
+say "Unmounted and deregistered: nothing is left"
+run db-2 'csictl unmount default data web'
+until_said anna 'csictl --operator claims --json' '[]'
+run anna 'csictl --operator volume deregister default data'
+run db-1 "csi-local delete $id"
+say "Done in $SECONDS s: the runbooks do what they say"
