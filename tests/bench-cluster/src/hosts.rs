@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use csid_client::{
-    AccessMode, AttachmentMode, Capability, Client, MountOptions, RegisterVolume, UnmountOptions,
+    AccessMode, AttachmentMode, Capability, ClaimOptions, Client, MountOptions, RegisterVolume,
+    UnmountOptions,
 };
 use serde::{Deserialize, Serialize};
 
@@ -21,6 +22,9 @@ use crate::raw::external_id;
 
 /// Volumes that are held while memory is looked at.
 const HELD: usize = 100;
+/// The volume whose mounts take their claims, and one that is claimed before.
+const FREE: usize = 0;
+const CLAIMED: usize = 1;
 /// How long csid may take to join.
 const JOIN: Duration = Duration::from_secs(60);
 const REST: Duration = Duration::from_secs(2);
@@ -40,8 +44,10 @@ pub struct HostsArgs {
 /// What it has measured. Times are the medians of mounts in milliseconds, a round each. Memory is in MiB.
 #[derive(Serialize, Deserialize)]
 struct Seen {
-    alone: Vec<f64>,
-    clustered: Vec<f64>,
+    /// Mounts that take their claims: of csid alone and in the cluster.
+    taking: [Vec<f64>; 2],
+    /// The same of mounts whose claims are there before.
+    held: [Vec<f64>; 2],
     rss_alone: f64,
     rss_clustered: f64,
 }
@@ -85,18 +91,26 @@ impl Bench {
             .context("unshare was not started")?;
         ensure!(seen.status.success(), "the measurement of mounts has failed: {}", seen.status);
         drop(link);
-        let Seen { alone, clustered, rss_alone, rss_clustered } = serde_json::from_slice(&seen.stdout)?;
+        let Seen { taking, held, rss_alone, rss_clustered } = serde_json::from_slice(&seen.stdout)?;
         let floor = (before + self.floor_p50().await?) / 2.0;
-        for (alone, clustered) in alone.iter().zip(&clustered) {
-            self.report.add("mount_alone_ms", *alone, "");
-            self.report.add("mount_clustered_ms", *clustered, "");
-            let of = format!("{clustered:.2} ms less {alone:.2} ms, against {floor:.2} ms");
-            self.report.add("mount_over", (clustered - alone) / floor, &of);
-        }
+        let keys = ["mount_over", "mount_alone_ms", "mount_clustered_ms"];
+        self.add_mounts(keys, &taking, floor);
+        let keys = ["held_mount_over", "held_mount_alone_ms", "held_mount_clustered_ms"];
+        self.add_mounts(keys, &held, floor);
         self.report.add("csid_rss_alone", rss_alone, "");
         self.report.add("csid_rss_clustered", rss_clustered, "");
         self.report.add("csid_rss_over", rss_clustered - rss_alone, &format!("{HELD} held"));
         Ok(())
+    }
+
+    /// Adds mounts of csid alone and in the cluster: what they cost more there, and both times.
+    fn add_mounts(&mut self, keys: [&'static str; 3], [alone, clustered]: &[Vec<f64>; 2], floor: f64) {
+        for (alone, clustered) in alone.iter().zip(clustered) {
+            self.report.add(keys[1], *alone, "");
+            self.report.add(keys[2], *clustered, "");
+            let of = format!("{clustered:.2} ms less {alone:.2} ms, against {floor:.2} ms");
+            self.report.add(keys[0], (clustered - alone) / floor, &of);
+        }
     }
 }
 
@@ -119,16 +133,20 @@ pub async fn measure(args: &HostsArgs) -> Result<()> {
     }
     // A host that has not joined mounts nothing.
     let begun = Instant::now();
-    while let Err(error) = mount(&clients[1], 0).await {
+    while let Err(error) = mount(&clients[1], FREE).await {
         ensure!(begun.elapsed() < JOIN, "csid has not joined: {error:#}");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    unmount(&clients[1], 0).await?;
+    unmount(&clients[1], FREE).await?;
+    for client in &clients {
+        client.claim("default", &volume(CLAIMED), "consumer", ClaimOptions::default()).await?;
+    }
     let time = Duration::from_millis(args.milliseconds);
-    let mut medians = [Vec::new(), Vec::new()];
+    let (mut taking, mut held) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
     for _ in 0..args.rounds {
-        for (client, medians) in clients.iter().zip(&mut medians) {
-            medians.push(cycle(client, time).await?);
+        for (n, client) in clients.iter().enumerate() {
+            taking[n].push(cycle(client, FREE, time).await?);
+            held[n].push(cycle(client, CLAIMED, time).await?);
         }
     }
     for client in &clients {
@@ -137,10 +155,9 @@ pub async fn measure(args: &HostsArgs) -> Result<()> {
         }
     }
     tokio::time::sleep(REST).await;
-    let [alone_ms, clustered_ms] = medians;
     let seen = Seen {
-        alone: alone_ms,
-        clustered: clustered_ms,
+        taking,
+        held,
         rss_alone: of_alone.rss()? / 1024.0,
         rss_clustered: of_clustered.rss()? / 1024.0,
     };
@@ -149,13 +166,13 @@ pub async fn measure(args: &HostsArgs) -> Result<()> {
 }
 
 /// Mounts and unmounts a volume for a while. Returns the median of the mounts, in milliseconds.
-async fn cycle(client: &Client, time: Duration) -> Result<f64> {
+async fn cycle(client: &Client, n: usize, time: Duration) -> Result<f64> {
     let (begun, mut took) = (Instant::now(), Vec::new());
     while begun.elapsed() < time {
         let begun = Instant::now();
-        mount(client, 0).await?;
+        mount(client, n).await?;
         took.push(begun.elapsed().as_secs_f64() * 1000.0);
-        unmount(client, 0).await?;
+        unmount(client, n).await?;
     }
     Ok(median(took))
 }
