@@ -185,18 +185,18 @@ impl Driving {
             node_id: node_id.clone(),
         };
         let sent = self.send_after_intent(record, after, &mut ready, call, guards).await?;
-        let Some((_, ended)) = sent else { return Ok(None) };
+        let Some((after, ended)) = sent else { return Ok(None) };
         let unanswered = unanswered(record, &ready, &ended.outcome);
-        self.finish_attachment(record, (&ready, &node_id), &ended, unanswered).await?;
+        self.finish_attachment([record, &after], (&ready, &node_id), &ended, unanswered).await?;
         self.cluster.was_driven(&record.name);
         Ok(Some(ended.outcome))
     }
 
-    /// Writes the outcome of a call, unless another server has taken over. `had`: the record before the call's intent. `unanswered`: the call that
-    /// the host may still run.
+    /// Writes the outcome of a call, unless another server has taken over. `had`, `sent`: the record before the call's intent, and with it.
+    /// `unanswered`: the call that the host may still run.
     async fn finish_attachment(
         &self,
-        had: &Record,
+        [had, sent]: [&Record; 2],
         (ready, node_id): (&Ready, &str),
         of: &Ended,
         unanswered: Option<String>,
@@ -204,10 +204,14 @@ impl Driving {
         let name = &had.name;
         let was_asked = attachment(had, node_id).is_none_or(|at| !at.uncalled);
         let action = ready.effect.action;
+        let mut written = Some(sent.clone());
         for _ in 0..TRIES {
             let here = self.cluster.presence.here()?;
             let meta = self.cluster.normal().await?;
-            let record = self.cluster.registry.record(name.clone()).await?;
+            let record = match written.take() {
+                Some(record) => record,
+                None => self.cluster.registry.record(name.clone()).await?,
+            };
             let is_mine = |driver: &Driver| driver.call.as_ref().is_some_and(|call| call.id == ready.id);
             if !record.driver.as_ref().is_some_and(is_mine) {
                 return Ok(());

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use csid::store::registry::{Registry, VolumeName};
+use csid::store::registry::{Record, Registry, VolumeName};
 use csid::{Error, Kind};
 use csid_etcd::{EtcdRegistry, Expected, Guard, RowKey, RowStore, Written};
 use tokio::sync::{mpsc, watch};
@@ -56,11 +56,18 @@ pub struct Cluster {
     /// When this server has written last that another machine wants to be a node.
     others: Mutex<HashMap<String, Instant>>,
     /// Volumes that may need a controller's call.
-    due: mpsc::Sender<VolumeName>,
+    due: mpsc::Sender<ToDrive>,
     /// Volumes whose claims wait for a controller's call. Each changes when a call may have granted or ended one.
     driven: Mutex<HashMap<VolumeName, watch::Sender<u64>>>,
     /// Why claims were rolled back, by their names.
     failures: Mutex<HashMap<String, (Error, Instant)>>,
+}
+
+/// A volume that may need a controller's call.
+pub struct ToDrive {
+    pub name: VolumeName,
+    /// The record as this server has just written it. `None`: it has to be read.
+    pub written: Option<Box<Record>>,
 }
 
 /// A new claim that is being written. It counts until the drop.
@@ -106,7 +113,7 @@ impl Cluster {
         certificates: Certificates,
         registry: EtcdRegistry,
         presence: Presence,
-        due: mpsc::Sender<VolumeName>,
+        due: mpsc::Sender<ToDrive>,
         schemas: Schemas,
     ) -> Self {
         let rows = registry.rows();
@@ -137,7 +144,13 @@ impl Cluster {
 
     /// Has a volume's controller called, if that is due. Otherwise it is found later.
     pub fn wake(&self, name: &VolumeName) {
-        let _ = self.due.try_send(name.clone());
+        let _ = self.due.try_send(ToDrive { name: name.clone(), written: None });
+    }
+
+    /// Does the same for a record that this server has just written.
+    pub fn wake_written(&self, record: &Record) {
+        let _ =
+            self.due.try_send(ToDrive { name: record.name.clone(), written: Some(record.clone().into()) });
     }
 
     /// Says that a controller's call has changed a volume's record.

@@ -27,7 +27,7 @@ use tokio::time::Instant;
 use crate::by_call::{
     attachments, due_attachments, enter_lost, failure_name, is_forgotten, remove_forgotten,
 };
-use crate::cluster::{Cluster, meta_guard, node_guard};
+use crate::cluster::{Cluster, ToDrive, meta_guard, node_guard};
 use crate::controllers::plugin_guard;
 use crate::edges::{self, Edge};
 use crate::excluded::{excluding, left_attached, why_waits};
@@ -136,10 +136,10 @@ impl Driving {
     }
 
     /// Acts for volumes until the task is aborted. `due` has those for which a caller waits.
-    pub async fn run(self: Arc<Self>, mut due: mpsc::Receiver<VolumeName>) {
+    pub async fn run(self: Arc<Self>, mut due: mpsc::Receiver<ToDrive>) {
         let asked = async {
-            while let Some(name) = due.recv().await {
-                self.begin(&name, None);
+            while let Some(ToDrive { name, written }) = due.recv().await {
+                self.begin(&name, None, written);
             }
         };
         tokio::join!(asked, self.look());
@@ -173,7 +173,7 @@ impl Driving {
                     let due = records.iter().filter(|record| is_due(record));
                     let due: BTreeMap<&VolumeName, u64> =
                         due.map(|record| (&record.name, record.revision)).collect();
-                    due.iter().for_each(|(name, revision)| self.begin(name, Some(*revision)));
+                    due.iter().for_each(|(name, revision)| self.begin(name, Some(*revision), None));
                     // A volume's task may wait for a call for longer than a look counts.
                     let claims = records.iter().flat_map(|record| record.claims.iter());
                     let pending = claims.filter(|claim| claim.state == ClaimState::Pending);
@@ -202,8 +202,9 @@ impl Driving {
         }
     }
 
-    /// Starts a task for a volume, whose record has this revision. `None`: a caller waits, so it starts also if the volume rests.
-    fn begin(self: &Arc<Self>, name: &VolumeName, revision: Option<u64>) {
+    /// Starts a task for a volume, whose record has this revision. `None`: a caller waits, so it starts also if the volume rests. `written`: the
+    /// record, where this server has just written it.
+    fn begin(self: &Arc<Self>, name: &VolumeName, revision: Option<u64>, written: Option<Box<Record>>) {
         if self.stops.load(Ordering::Acquire) {
             return;
         }
@@ -225,7 +226,7 @@ impl Driving {
             Some(Place::Rests(_, memory)) => memory,
             Some(Place::Runs { .. }) | None => Memory::default(),
         };
-        tokio::spawn(self.clone().drive(name.clone(), memory, place));
+        tokio::spawn(self.clone().drive(name.clone(), memory, written, place));
     }
 
     /// Ends a task, unless it is to look again.
@@ -242,14 +243,23 @@ impl Driving {
     }
 
     /// Acts for a volume until nothing is left to do here.
-    async fn drive(self: Arc<Self>, name: VolumeName, mut memory: Memory, _place: OwnedSemaphorePermit) {
+    async fn drive(
+        self: Arc<Self>,
+        name: VolumeName,
+        mut memory: Memory,
+        mut written: Option<Box<Record>>,
+        _place: OwnedSemaphorePermit,
+    ) {
         loop {
             if self.stops.load(Ordering::Acquire) {
                 self.table().remove(&name);
                 return;
             }
-            let rest = match self.turn(&name, &mut memory).await {
+            let is_written = written.is_some();
+            let rest = match self.turn(&name, &mut memory, written.take()).await {
                 Ok(Turn::Again) => continue,
+                // Others may have changed the record since this server has written it.
+                Ok(Turn::Rest(_)) if is_written => continue,
                 Ok(Turn::Wait(time)) => {
                     tokio::time::sleep(time).await;
                     continue;
@@ -268,11 +278,20 @@ impl Driving {
         }
     }
 
-    /// Does one thing for a volume.
-    async fn turn(&self, name: &VolumeName, memory: &mut Memory) -> Result<Turn> {
+    /// Does one thing for a volume. `written`: its record as this server has written it, perhaps an old one. Each change compares the record's
+    /// revision.
+    async fn turn(
+        &self,
+        name: &VolumeName,
+        memory: &mut Memory,
+        written: Option<Box<Record>>,
+    ) -> Result<Turn> {
         let here = self.cluster.presence.here()?;
         let meta = self.cluster.normal().await?;
-        let record = self.cluster.registry.record(name.clone()).await?;
+        let record = match written {
+            Some(record) => *record,
+            None => self.cluster.registry.record(name.clone()).await?,
+        };
         memory.seen = record.revision;
         let guards = vec![meta_guard(&meta), here.guard()];
         let generation = meta.value.generation;
@@ -528,7 +547,7 @@ impl Driving {
             return Ok(None);
         };
         let unanswered = unanswered(record, &ready, &ended.outcome);
-        self.finish(&record.name, &ready, &ended, unanswered).await?;
+        self.finish(&after, &ready, &ended, unanswered).await?;
         self.cluster.was_driven(&record.name);
         let claim = after.claim_at(&ready.effect.consumer, &ready.effect.node);
         let is_taken = claim.is_some_and(|claim| claim.state == ClaimState::Taken);
@@ -590,18 +609,25 @@ impl Driving {
         ended.map_or(Sent::Lost, |ended| Sent::Ended(Box::new(ended)))
     }
 
-    /// Writes the outcome of a call, unless another server has taken over. `unanswered`: the call that the host may still run.
+    /// Writes the outcome of a call, unless another server has taken over. `sent`: the record with the call's intent. `unanswered`: the call that
+    /// the host may still run.
     async fn finish(
         &self,
-        name: &VolumeName,
+        sent: &Record,
         ready: &Ready,
         of: &Ended,
         unanswered: Option<String>,
     ) -> Result<()> {
+        let name = &sent.name;
+        // The record is as the intent has left it, as a rule. The transaction compares that.
+        let mut written = Some(sent.clone());
         for _ in 0..TRIES {
             let here = self.cluster.presence.here()?;
             let meta = self.cluster.normal().await?;
-            let record = self.cluster.registry.record(name.clone()).await?;
+            let record = match written.take() {
+                Some(record) => record,
+                None => self.cluster.registry.record(name.clone()).await?,
+            };
             let is_mine = |driver: &Driver| driver.call.as_ref().is_some_and(|call| call.id == ready.id);
             if !record.driver.as_ref().is_some_and(is_mine) {
                 return Ok(());

@@ -209,7 +209,7 @@ impl Cluster {
                 Put::Done(after) => {
                     // A caller that has gone away does not wake the driver.
                     if has_end || has_due {
-                        self.wake(name);
+                        self.wake_written(&after);
                     }
                     *after
                 }
