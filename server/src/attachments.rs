@@ -18,7 +18,7 @@ use crate::by_call::{
     attach_again, attachment, attachments, detach, end, failure_name, forget, is_ended, is_forgotten,
     is_of_backup, meant, name_of_call, remove, set_keeper, unfinished,
 };
-use crate::cluster::{Cluster, is_in_state, meta_guard, node_guard, not_joined};
+use crate::cluster::{Cluster, Driven, is_in_state, meta_guard, node_guard, not_joined};
 use crate::controllers::plugin_guard;
 use crate::failure::{Result, ServerError};
 use crate::grants::May;
@@ -193,7 +193,7 @@ impl Cluster {
     async fn wait_for_attachment(
         &self,
         record: &Record,
-        driven: &mut watch::Receiver<u64>,
+        driven: &mut watch::Receiver<Driven>,
         begun: Instant,
     ) -> Result<()> {
         self.wake(&record.name);

@@ -12,7 +12,7 @@ use csid::volume::rules::{self, ClaimEvent, ClaimNext, check_name};
 use csid::{Error, Kind};
 use tokio::time::Instant;
 
-use crate::cluster::{Cluster, is_in_state, meta_guard, node_guard, not_joined};
+use crate::cluster::{CallOutcome, Cluster, is_in_state, meta_guard, node_guard, not_joined};
 use crate::controllers::plugin_guard;
 use crate::excluded::{left_attached, refuse_excluded};
 use crate::failure::{Result, ServerError};
@@ -96,7 +96,12 @@ impl Cluster {
                     self.wake(&wanted.name);
                     tokio::select! {
                         biased;
-                        _ = driven.changed() => {}
+                        _ = driven.changed() => {
+                            let outcome = driven.borrow_and_update().clone();
+                            if let Some(granted) = outcome.and_then(|of| granted_by(&of, &wanted, waits.as_ref())) {
+                                return Ok(granted);
+                            }
+                        }
                         // Another server may call the controller.
                         changed = self.changed_elsewhere(&wanted.name, revision) => changed?,
                         // The next try fails, and the caller goes to another server.
@@ -509,6 +514,31 @@ pub(crate) fn granted(record: &Record, caller: &Identity, wanted: &Claim) -> Res
         external_node_id: attached.and_then(|at| at.node_id.clone()).unwrap_or_default(),
         revision: record.revision,
     })
+}
+
+/// Returns the answer to a call that waits for its controller, if the outcome of the controller's call grants it by the same rules. The
+/// outcome stands in etcd, and its transaction has compared what a claim needs: the rows of the cluster, this server, the node and the plugin.
+/// `None`: the claim has to try again.
+fn granted_by(outcome: &CallOutcome, wanted: &Wanted, found: Option<&Found>) -> Option<Granted> {
+    let CallOutcome { record, node, boot, claims } = outcome;
+    let Wanted { caller, claim: asked, .. } = wanted;
+    // The row of another caller is not compared.
+    let is_own = caller.role == Role::Node && caller.name == wanted.node && *node == wanted.node;
+    let may_have = boot.as_ref() == Some(&wanted.boot);
+    let claim = record.claim_at(&asked.consumer, node)?;
+    let is_found = found.is_some_and(|found| !found.in_queue && found.id == claim.id);
+    let is_same =
+        is_found && claim.call == asked.call && claim.state == ClaimState::Taken && !claim.releasing;
+    if !(is_own && may_have && is_same)
+        || rules::registered(record).is_err()
+        || queue::entry(record, &asked.call).is_some()
+        || refuse_excluded(record, claim).is_err()
+    {
+        return None;
+    }
+    let (after, next) = rules::step(claims, ClaimEvent::Claim(asked.clone())).ok()?;
+    let is_written = next == ClaimNext::Taken && stepped(record, after) == *record;
+    is_written.then(|| granted(record, caller, asked).ok()).flatten()
 }
 
 /// Returns the error of a claim that waits for its controller longer than its caller may. The claim goes on.

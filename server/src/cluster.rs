@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use csid::store::registry::{Record, Registry, VolumeName};
+use csid::volume::rules::Claims;
 use csid::{Error, Kind};
 use csid_etcd::{EtcdRegistry, Expected, Guard, RowKey, RowStore, Written};
 use tokio::sync::{mpsc, watch};
@@ -58,9 +59,23 @@ pub struct Cluster {
     /// Volumes that may need a controller's call.
     due: mpsc::Sender<ToDrive>,
     /// Volumes whose claims wait for a controller's call. Each changes when a call may have granted or ended one.
-    driven: Mutex<HashMap<VolumeName, watch::Sender<u64>>>,
+    driven: Mutex<HashMap<VolumeName, watch::Sender<Driven>>>,
     /// Why claims were rolled back, by their names.
     failures: Mutex<HashMap<String, (Error, Instant)>>,
+}
+
+/// What a controller's call has last made of a volume's record. `None`: it has to be read.
+pub type Driven = Option<Arc<CallOutcome>>;
+
+/// A record as the outcome of a call was written.
+pub struct CallOutcome {
+    pub record: Record,
+    /// The node that the call was for.
+    pub node: String,
+    /// Its boot, by the row that the transaction has compared. `None`: the node gets no claim.
+    pub boot: Option<String>,
+    /// The record as the rules take it for the node, by the rows that the transaction has compared.
+    pub claims: Claims,
 }
 
 /// A volume that may need a controller's call.
@@ -155,18 +170,23 @@ impl Cluster {
 
     /// Says that a controller's call has changed a volume's record.
     pub fn was_driven(&self, name: &VolumeName) {
+        self.was_driven_to(name, None);
+    }
+
+    /// Does the same, with the outcome that is written.
+    pub fn was_driven_to(&self, name: &VolumeName, outcome: Driven) {
         let mut driven = self.driven.lock().unwrap_or_else(PoisonError::into_inner);
         driven.retain(|_, sender| sender.receiver_count() > 0);
         if let Some(sender) = driven.get(name) {
-            sender.send_modify(|count| *count += 1);
+            sender.send_replace(outcome);
         }
     }
 
     /// Returns what changes when a controller's call has changed a volume's record.
-    pub fn subscribe_driven(&self, name: &VolumeName) -> watch::Receiver<u64> {
+    pub fn subscribe_driven(&self, name: &VolumeName) -> watch::Receiver<Driven> {
         let mut driven = self.driven.lock().unwrap_or_else(PoisonError::into_inner);
         driven.retain(|_, sender| sender.receiver_count() > 0);
-        driven.entry(name.clone()).or_insert_with(|| watch::Sender::new(0)).subscribe()
+        driven.entry(name.clone()).or_insert_with(|| watch::Sender::new(None)).subscribe()
     }
 
     fn failures(&self) -> MutexGuard<'_, HashMap<String, (Error, Instant)>> {

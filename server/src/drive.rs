@@ -27,7 +27,7 @@ use tokio::time::Instant;
 use crate::by_call::{
     attachments, due_attachments, enter_lost, failure_name, is_forgotten, remove_forgotten,
 };
-use crate::cluster::{Cluster, ToDrive, meta_guard, node_guard};
+use crate::cluster::{CallOutcome, Cluster, ToDrive, meta_guard, node_guard};
 use crate::controllers::plugin_guard;
 use crate::edges::{self, Edge};
 use crate::excluded::{excluding, left_attached, why_waits};
@@ -547,8 +547,8 @@ impl Driving {
             return Ok(None);
         };
         let unanswered = unanswered(record, &ready, &ended.outcome);
-        self.finish(&after, &ready, &ended, unanswered).await?;
-        self.cluster.was_driven(&record.name);
+        let outcome = self.finish(&after, &ready, &ended, unanswered).await?;
+        self.cluster.was_driven_to(&record.name, outcome.map(Arc::new));
         let claim = after.claim_at(&ready.effect.consumer, &ready.effect.node);
         let is_taken = claim.is_some_and(|claim| claim.state == ClaimState::Taken);
         Ok(Some((ended.outcome, is_taken)))
@@ -609,7 +609,7 @@ impl Driving {
         ended.map_or(Sent::Lost, |ended| Sent::Ended(Box::new(ended)))
     }
 
-    /// Writes the outcome of a call, unless another server has taken over. `sent`: the record with the call's intent. `unanswered`: the call that
+    /// Writes the outcome of a call, and returns what is written. `None`: another server has taken over. `sent`: the record with the call's intent. `unanswered`: the call that
     /// the host may still run.
     async fn finish(
         &self,
@@ -617,7 +617,7 @@ impl Driving {
         ready: &Ready,
         of: &Ended,
         unanswered: Option<String>,
-    ) -> Result<()> {
+    ) -> Result<Option<CallOutcome>> {
         let name = &sent.name;
         // The record is as the intent has left it, as a rule. The transaction compares that.
         let mut written = Some(sent.clone());
@@ -630,7 +630,7 @@ impl Driving {
             };
             let is_mine = |driver: &Driver| driver.call.as_ref().is_some_and(|call| call.id == ready.id);
             if !record.driver.as_ref().is_some_and(is_mine) {
-                return Ok(());
+                return Ok(None);
             }
             let around = self.cluster.around(&record, &ready.effect.node).await?;
             let mut after = ended(&record, &ready.effect, &around, of, Some(&ready.boot));
@@ -641,11 +641,15 @@ impl Driving {
             guards.extend(around.node.as_ref().map(|row| node_guard(&ready.effect.node, row)));
             guards.push(plugin_guard(&record.volume.plugin, around.plugin.as_ref()));
             let rolled_back = rolled_back(&record, &after, &ready.effect);
-            if self.cluster.swap_granting(&record, after, guards).await?.is_some() {
+            if let Some(record) = self.cluster.swap_granting(&record, after, guards).await? {
                 if let (Some(id), Some(error)) = (rolled_back, &of.error) {
                     self.cluster.note_failure(&id, error.clone());
                 }
-                return Ok(());
+                let node = ready.effect.node.clone();
+                let claims = around.claims(&record, &node);
+                let boot = around.node.filter(|row| row.value.state == NodeState::Ready);
+                let boot = boot.map(|row| row.value.boot);
+                return Ok(Some(CallOutcome { record, node, boot, claims }));
             }
         }
         Err(busy(name))
