@@ -189,6 +189,12 @@ impl Cluster {
         {
             return Err(error);
         }
+        // A claim that an earlier message of the call has written, or its place in the queue, stays.
+        let is_new = entry.is_none() && present.is_none_or(|present| present.call != claim.call);
+        if is_new && !wanted.mark.is_empty() && wanted.mark != view::mark(record) {
+            let text = format!("{name} is registered otherwise than the caller of the claim knows");
+            return Err(ServerError::Changed(Error::new(Kind::Busy, text)));
+        }
         if entry.is_some_and(|entry| !queue::is_same(&entry.claim, claim)) {
             return Err(Error::invalid("the call waits in the queue for another claim").into());
         }

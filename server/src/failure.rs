@@ -23,6 +23,9 @@ pub enum ServerError {
     /// The claim waits in the queue. The same call asks for it again.
     #[error(transparent)]
     Queued(Error),
+    /// The volume's registration is another one than the caller of a claim knows.
+    #[error(transparent)]
+    Changed(Error),
     /// This server cannot follow etcd, or is about to stop.
     #[error("{0}")]
     Unavailable(String),
@@ -45,7 +48,7 @@ impl ServerError {
             ServerError::Refused(error) => error.kind == Kind::Unavailable,
             ServerError::Unavailable(_) => true,
             ServerError::Etcd(error) => is_away(error),
-            ServerError::Row(_) | ServerError::Queued(_) => false,
+            ServerError::Row(_) | ServerError::Queued(_) | ServerError::Changed(_) => false,
         }
     }
 
@@ -83,7 +86,9 @@ impl From<ServerError> for csid::store::registry::RegistryError {
         match error {
             ServerError::Etcd(error) => error.into(),
             ServerError::Unavailable(text) => RegistryError::Unreachable(text.into()),
-            ServerError::Refused(error) | ServerError::Queued(error) => RegistryError::Failed(error.into()),
+            ServerError::Refused(error) | ServerError::Queued(error) | ServerError::Changed(error) => {
+                RegistryError::Failed(error.into())
+            }
             ServerError::Row(error) => RegistryError::Failed(error.into()),
         }
     }
@@ -96,6 +101,10 @@ impl From<ServerError> for Status {
             ServerError::Queued(error) => {
                 let (code, failure) = refused(error);
                 (code, Failure { queued: true, ..failure })
+            }
+            ServerError::Changed(error) => {
+                let (code, failure) = refused(error);
+                (code, Failure { changed: true, ..failure })
             }
             ServerError::Unavailable(message) => unavailable(message),
             ServerError::Etcd(error) if is_away(&error) => {
@@ -163,6 +172,7 @@ fn refused(error: Error) -> (Code, Failure) {
         rpc: error.details.rpc.unwrap_or_default().to_owned(),
         code: error.details.grpc_code,
         queued: false,
+        changed: false,
     };
     (code, failure)
 }

@@ -69,6 +69,8 @@ pub struct Wanted {
     pub until: Option<Instant>,
     /// How long the answer may take while the claim is in the queue.
     pub answer: Duration,
+    /// The mark of the registration by which the caller has chosen the claim. Empty: any.
+    pub mark: Vec<u8>,
 }
 
 impl Wanted {

@@ -150,6 +150,7 @@ mod tests {
             claim: rules::new_claim(consumer, consumer, 0, usage),
             until: None,
             answer: Duration::ZERO,
+            mark: Vec::new(),
         };
         let (outcome, answer) = oneshot::channel();
         let deadline = Instant::now() + Duration::from_secs(8);

@@ -12,6 +12,8 @@ use csid::store::registry::{
 use csid::store::rows::Leg;
 use csid::volume::rules::{owes, words_of};
 use csid_etcd::ClaimInList as ClaimOfList;
+use prost::Message;
+use sha2::{Digest, Sha256};
 
 use crate::by_call::attachments;
 use crate::excluded::excluding;
@@ -70,6 +72,7 @@ pub fn row(record: &Record, caller: &Identity) -> VolumeRow {
         snapshot: None,
         attachments: attachments(record).take(ATTACHMENTS).map(|at| attachment(at, caller)).collect(),
         attached: None,
+        mark: Vec::new(),
         expansion: registration.and_then(|of| expansion(of, caller)),
         error: registration
             .filter(|of| caller.role == Role::Operator || of.owner == caller.to_string())
@@ -77,6 +80,18 @@ pub fn row(record: &Record, caller: &Identity) -> VolumeRow {
             .map(|error| cut(error, ERROR).into_owned())
             .unwrap_or_default(),
     }
+}
+
+/// Returns a digest of what every node is shown of a volume's registration. So it shows nothing of the maps and flags.
+pub fn mark(record: &Record) -> Vec<u8> {
+    let shown = VolumeRow {
+        plugin: record.volume.plugin.clone(),
+        external_id: record.volume.handle.text().into_owned(),
+        owner: record.registration.as_ref().map(|of| of.owner.clone()).unwrap_or_default(),
+        spec: record.registration.as_ref().map(|of| spec(&of.spec, false)),
+        ..VolumeRow::default()
+    };
+    Sha256::digest(shown.encode_to_vec()).to_vec()
 }
 
 /// Returns what nodes owe of an expansion. A node that has done its part owes nothing.

@@ -118,7 +118,7 @@ impl Cluster {
             }
             found => found?,
         };
-        Ok(view::row(&record, caller))
+        Ok(VolumeRow { mark: view::mark(&record), ..view::row(&record, caller) })
     }
 
     /// Reads the record of a volume for a caller that sees its namespace. Fails if there is none.

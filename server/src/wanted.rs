@@ -74,7 +74,8 @@ impl Cluster {
             0 => CONTROLLER,
             ms => Duration::from_millis(ms.into()).min(CONTROLLER),
         };
-        Ok(Wanted { caller: caller.clone(), name, node, boot: ask.boot, claim, until, answer })
+        let (caller, boot, mark) = (caller.clone(), ask.boot, ask.mark);
+        Ok(Wanted { caller, name, node, boot, claim, until, answer, mark })
     }
 
     /// Returns the node whose claim is meant, if the caller may claim for it.

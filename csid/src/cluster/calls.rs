@@ -32,8 +32,8 @@ use crate::volume::rules::{
     words_of_capability,
 };
 use crate::volume::servers::{
-    Granted, KnownVolume, ServerAttach, ServerCreation, ServerFailure, ServerSnapshot, Servers,
-    ServersExplanation,
+    Granted, KnownVolume, RegistrationMark, ServerAttach, ServerCreation, ServerFailure, ServerSnapshot,
+    Servers, ServersExplanation,
 };
 
 /// How long csid waits for an answer. The server goes on with a change that it has sent to etcd.
@@ -100,6 +100,17 @@ impl Node {
         Ok(row)
     }
 
+    /// Returns a volume that etcd has now, without its claims, and remembers it.
+    async fn ask_for(&self, name: &VolumeName) -> Result<Record> {
+        let client = self.joined(SESSION).await?;
+        let session = self.remembered.session();
+        let mut row = self.volume_row(client, name).await?;
+        let mark = std::mem::take(&mut row.mark);
+        let record = read_record(name, row)?;
+        self.remembered.keep(session, &record, mark);
+        Ok(record)
+    }
+
     /// Reports to the server that this node has nothing of a claim any more.
     pub(super) async fn report(&self, owed: Owed) -> Result<(), ServerFailure> {
         let mut client = self.client().map_err(ServerFailure::NotSent)?;
@@ -146,7 +157,11 @@ impl Node {
                 {
                     error
                 }
-                Err(ServerFailure::Refused(error) | ServerFailure::Queued(error)) => return Err(error),
+                Err(
+                    ServerFailure::Refused(error)
+                    | ServerFailure::Queued(error)
+                    | ServerFailure::Changed(error),
+                ) => return Err(error),
                 Err(ServerFailure::NotSent(error) | ServerFailure::Unknown(error)) => error,
             };
             if Instant::now() + PAUSE >= until {
@@ -167,7 +182,11 @@ impl Node {
         for mut client in std::iter::once(first).chain(others) {
             match answered_in(&CHANGES, client.change(ask.clone())).await {
                 Ok(row) => return Ok(row),
-                Err(ServerFailure::Refused(error) | ServerFailure::Queued(error)) => return Err(error),
+                Err(
+                    ServerFailure::Refused(error)
+                    | ServerFailure::Queued(error)
+                    | ServerFailure::Changed(error),
+                ) => return Err(error),
                 Err(ServerFailure::Unknown(error)) if error.kind == Kind::TimedOut => return Err(error),
                 Err(ServerFailure::NotSent(error) | ServerFailure::Unknown(error)) => last = error,
             }
@@ -207,6 +226,7 @@ impl Servers for Node {
         name: VolumeName,
         claim: Claim,
         wait: Duration,
+        mark: Option<RegistrationMark>,
     ) -> BoxFuture<'_, Result<Granted, ServerFailure>> {
         async move {
             let [mode, access_mode, attachment_mode] = words_of(claim.usage).map(str::to_owned);
@@ -227,14 +247,25 @@ impl Servers for Node {
                 boot: self.boot.clone(),
                 queue_ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
                 answer_ms: ANSWER_IN_QUEUE,
+                mark: mark.as_ref().map(|mark| mark.digest.clone()).unwrap_or_default(),
                 ..ClaimAsk::default()
             };
             let consumer = claim.consumer;
             let mut client = self.joined(CLAIM).await.map_err(ServerFailure::NotSent)?;
+            if mark.is_some_and(|mark| mark.session != self.remembered.session()) {
+                let text = format!("{name}: the session with the server that has answered for it is over");
+                return Err(ServerFailure::Changed(Error::new(Kind::Busy, text)));
+            }
             // An answer may come after the next session has begun, in another generation.
             let generation = self.generation();
             let GrantedRow { claim: id, volume, publish_context, external_node_id, revision } =
-                answered_in(&CLAIMS, client.claim(ask)).await?;
+                answered_in(&CLAIMS, client.claim(ask)).await.inspect_err(|failure| match failure {
+                    ServerFailure::Changed(_) => self.remembered.forget(&name),
+                    ServerFailure::Refused(error) if error.kind == Kind::NotFound => {
+                        self.remembered.forget(&name);
+                    }
+                    _ => {}
+                })?;
             let wrong = |error: Error| ServerFailure::Unknown(error);
             if self.generation() != generation {
                 // etcd was restored meanwhile, and lacks the claim perhaps. The same call again finds out.
@@ -284,8 +315,11 @@ impl Servers for Node {
 
     fn volume(&self, name: VolumeName) -> BoxFuture<'_, Result<Record>> {
         async move {
-            let client = self.joined(SESSION).await?;
-            read_record(&name, self.volume_row(client, &name).await?)
+            self.ask_for(&name).await.inspect_err(|error| {
+                if error.kind == Kind::NotFound {
+                    self.remembered.forget(&name);
+                }
+            })
         }
         .boxed()
     }
@@ -306,6 +340,10 @@ impl Servers for Node {
             }
         }
         .boxed()
+    }
+
+    fn remembered(&self, name: &VolumeName) -> Option<(Record, RegistrationMark)> {
+        self.remembered.find(name)
     }
 
     fn explain(&self, name: VolumeName) -> BoxFuture<'_, Result<ServersExplanation>> {
@@ -355,7 +393,11 @@ impl Servers for Node {
                         return Err(Error::new(Kind::NotAuthorized, text));
                     }
                     Ok(row) => return read_registered(&name, row, spec),
-                    Err(ServerFailure::Refused(error) | ServerFailure::Queued(error)) => return Err(error),
+                    Err(
+                        ServerFailure::Refused(error)
+                        | ServerFailure::Queued(error)
+                        | ServerFailure::Changed(error),
+                    ) => return Err(error),
                     Err(ServerFailure::NotSent(error) | ServerFailure::Unknown(error)) => last = error,
                 }
             }

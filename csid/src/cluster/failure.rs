@@ -19,7 +19,7 @@ const HOLDER: usize = 256;
 pub(super) fn read(status: &Status) -> ServerFailure {
     let trailer = status.metadata().get_bin(TRAILER).and_then(|value| value.to_bytes().ok());
     let failure = trailer.and_then(|bytes| Failure::decode(bytes).ok());
-    let Some(Failure { kind, message, retryable, holders, queued, rpc, code, .. }) = failure else {
+    let Some(Failure { kind, message, retryable, holders, queued, changed, rpc, code, .. }) = failure else {
         let message = presentable(status.message(), MESSAGE);
         return match status.code() {
             Code::Unimplemented => {
@@ -42,6 +42,7 @@ pub(super) fn read(status: &Status) -> ServerFailure {
         // The server may have lost etcd after it sent the change, or goes on with what it was asked for.
         Kind::Unavailable | Kind::TimedOut => ServerFailure::Unknown(error),
         Kind::ClaimConflict if queued => ServerFailure::Queued(error),
+        _ if changed => ServerFailure::Changed(error),
         _ => ServerFailure::Refused(error),
     }
 }

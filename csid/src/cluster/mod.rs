@@ -20,6 +20,7 @@ mod permits;
 mod questions;
 mod quiet;
 mod reconcile;
+mod remembered;
 pub mod rows;
 pub mod rpcs;
 mod session;

@@ -17,6 +17,7 @@ use crate::cluster::fence::FenceMemory;
 use crate::cluster::orders::CallOrders;
 use crate::cluster::permits::Permits;
 use crate::cluster::quiet::Quiet;
+use crate::cluster::remembered::RememberedVolumes;
 use crate::config::{Cluster, OnFenced};
 use crate::error::Result;
 use crate::random;
@@ -106,6 +107,8 @@ pub struct Node {
     pub(super) refusals: Quiet,
     /// The beginning of the names of calls that this journal makes in this boot. It shows neither the journal's ID nor the boot's.
     pub(super) calls: String,
+    /// Volumes that servers were asked for.
+    pub(super) remembered: RememberedVolumes,
 }
 
 impl Node {
@@ -147,6 +150,7 @@ impl Node {
             permits: Permits::new(config),
             refusals: Quiet::default(),
             calls: calls(journal_id, boot),
+            remembered: RememberedVolumes::default(),
         }
     }
 

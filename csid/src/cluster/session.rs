@@ -141,6 +141,7 @@ impl Node {
         if is_new {
             self.begin_state();
         }
+        self.remembered.end_session();
         self.state.send_replace(state);
         let now = self.status();
         if before != now {

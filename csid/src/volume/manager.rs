@@ -21,6 +21,7 @@ use crate::volume::api::requests::{Authority, MountRequest, Uncovered, UnmountRe
 use crate::volume::api::views::{MountView, Mounted, OperationView};
 use crate::volume::context::Context;
 use crate::volume::control::records::Records;
+use crate::volume::control::records::UsableVolume;
 use crate::volume::errors::mount::MountError;
 use crate::volume::model::volume::{DesiredMount, Observed};
 use crate::volume::operation::message::Message;
@@ -73,29 +74,49 @@ impl Volumes {
     }
 
     pub async fn mount(&self, request: MountRequest) -> Result<Mounted> {
-        let MountRequest { key, inline, uid, options, adopted, target_fd, wait_until, secrets, wait } =
-            request;
-        if let (Some(fd), Some(target)) = (&target_fd, &options.target) {
+        if let (Some(fd), Some(target)) = (&request.target_fd, &request.options.target) {
             self.shared.host.is_free(fd, Path::new(target))?;
         }
-        if adopted.is_some() {
+        if request.adopted.is_some() {
             // A server may have granted the volume to another host.
             self.shared.refuse_in_cluster("AdoptMount")?;
         }
-        let (volume, mut spec, claim, answer) = match inline {
-            Some(volume) => {
+        if request.inline.is_some() {
+            return self.mount_used(request, None).await;
+        }
+        let (name, deadline) = (VolumeName::of(&request.key), request.wait.deadline);
+        let used = self.shared.to_be_used(&name, deadline, true).await?;
+        if !used.is_remembered() {
+            return self.mount_used(request, Some(used)).await;
+        }
+        let answer = used.answer.clone();
+        match self.mount_used(request.clone(), Some(used)).await {
+            Err(error) if answer.is_some_and(|answer| answer.may_mislead(&error)) => {
+                let used = self.shared.to_be_used(&name, deadline, false).await?;
+                self.mount_used(request, Some(used)).await
+            }
+            mounted => mounted,
+        }
+    }
+
+    /// Mounts a volume. `used`: the registered one. `None`: the request has it.
+    async fn mount_used(&self, request: MountRequest, used: Option<UsableVolume>) -> Result<Mounted> {
+        let MountRequest { key, inline, uid, options, adopted, target_fd, wait_until, secrets, wait } =
+            request;
+        let (volume, mut spec, claim, answer) = match (inline, used) {
+            (Some(volume), _) => {
                 self.shared.refuse_inline(uid)?;
                 let name = VolumeName::of(&key);
                 let refused = self.shared.records.refuse_registered(&name, &volume);
                 self.shared.before(wait.deadline, &name, refused).await?;
                 (volume, options.spec(None)?, None, None)
             }
-            None => {
+            (None, Some(used)) => {
                 let given = secrets.is_some();
-                let (used, spec, claim) =
-                    self.shared.mount_registered(&key, uid, options, given, wait.deadline).await?;
+                let (spec, claim) = self.shared.mount_registered(&key, uid, options, given, &used).await?;
                 (used.record.volume, spec, Some(claim), used.answer)
             }
+            (None, None) => return Err(Error::internal("a mount of no volume")),
         };
         spec.secrets_given = secrets.is_some();
         if let Some(target) = &spec.target {

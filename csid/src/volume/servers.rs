@@ -28,12 +28,14 @@ pub trait Servers: Send + Sync {
     fn is_of_boot(&self, call: &str) -> bool;
 
     /// Claims a volume for a consumer of this node. `claim.call` names the call: when it is repeated, the same claim is granted. `wait`:
-    /// how long the claim waits at the servers while others are in its way. Zero: it does not wait there any more.
+    /// how long the claim waits at the servers while others are in its way. Zero: it does not wait there any more. `mark`: that of the remembered
+    /// registration by which the claim was chosen. `None`: a server was asked for the volume.
     fn claim(
         &self,
         name: VolumeName,
         claim: Claim,
         wait: Duration,
+        mark: Option<RegistrationMark>,
     ) -> BoxFuture<'_, Result<Granted, ServerFailure>>;
 
     /// Says that this node has nothing of a claim any more. A claim without an id is named by its call, which is withdrawn. `still_staged`:
@@ -52,6 +54,9 @@ pub trait Servers: Send + Sync {
     /// Returns the volume that the servers know under this name, or else the plugin's volume under another one. Waits a few seconds for a server.
     /// `None`: they know neither.
     fn known(&self, name: VolumeName, volume: VolumeKey) -> BoxFuture<'_, Result<Option<KnownVolume>>>;
+
+    /// Returns a volume as the server of this session has answered it last, with its mark. `None`: it was not asked, or does not compare marks.
+    fn remembered(&self, name: &VolumeName) -> Option<(Record, RegistrationMark)>;
 
     /// Returns what the servers know of a volume, and other nodes' claims of it. Does not wait for a server. Fails with NotFound if the volume
     /// is not registered.
@@ -136,6 +141,14 @@ pub struct KnownVolume {
     pub is_registered: bool,
 }
 
+/// The mark of a registration as a server has answered it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RegistrationMark {
+    pub digest: Vec<u8>,
+    /// The number of the session. A server of another one may not compare marks.
+    pub session: u64,
+}
+
 /// What the servers know of a volume, for people.
 #[derive(Clone, Debug, Default)]
 pub struct ServersExplanation {
@@ -212,6 +225,7 @@ impl From<ServerFailure> for Error {
             ServerFailure::NotSent(error)
             | ServerFailure::Refused(error)
             | ServerFailure::Queued(error)
+            | ServerFailure::Changed(error)
             | ServerFailure::Unknown(error) => error,
         }
     }
@@ -225,6 +239,8 @@ pub enum ServerFailure {
     Refused(Error),
     /// The claim waits at the servers. The same call asks for it again.
     Queued(Error),
+    /// The volume's registration is another one than that of the claim's mark. The server has done nothing.
+    Changed(Error),
     /// It is not known what the server has done.
     Unknown(Error),
 }

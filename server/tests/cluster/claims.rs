@@ -1,7 +1,10 @@
 //! Claims of two nodes at two servers.
 
 use csi_proto::cluster::v1::change_ask::What;
-use csi_proto::cluster::v1::{Attaches, ListAsk, PluginReport, ReleaseAsk, VolumeAsk, to_node};
+use csi_proto::cluster::v1::{
+    Attaches, ClaimAsk, Failure, ListAsk, PluginReport, ReleaseAsk, VolumeAsk, to_node,
+};
+use prost::Message;
 use tonic::Code;
 
 use crate::site::{Refusal, Site, eventually, register, release_ask};
@@ -65,6 +68,48 @@ async fn same_consumer_on_two_nodes_has_two_claims() {
         .await;
     let claims = row.unwrap().into_inner().claims;
     assert_eq!((claims.len(), claims[0].node.as_str(), &claims[0].claim), (1, "n2", &ids[1]));
+}
+
+/// A node claims by what it has read of the volume before.
+#[tokio::test]
+async fn claim_by_an_old_mark_changes_nothing() {
+    let site = Site::start(1).await;
+    site.register("data", "single-node-writer").await;
+    let node = site.node("n1");
+    let _session = node.join(0).await;
+    let free = node.claim(0, "data").await.unwrap();
+    node.detached(0, "data", &free).await.unwrap();
+    let mark = async || {
+        let volume = VolumeAsk { namespace: String::new(), volume: "data".into(), ..VolumeAsk::default() };
+        node.client(0).volume(volume).await.unwrap().into_inner().mark
+    };
+    let old = mark().await;
+    assert_eq!(old.len(), 32);
+    let by = |mark: &[u8], call: &str| ClaimAsk {
+        mark: mark.to_vec(),
+        call: call.into(),
+        ..node.ask("data", "web")
+    };
+    let granted = node.client(0).claim(by(&old, "first")).await.unwrap().into_inner();
+    assert_eq!(mark().await, old, "a claim is no other registration");
+    // A claim that is there is not compared, for the answer to an earlier message of its call may be lost.
+    let again = node.client(0).claim(by(b"another", "first")).await.unwrap().into_inner();
+    assert_eq!(again.claim, granted.claim);
+    node.detached(0, "data", &granted.claim).await.unwrap();
+
+    let mut wider = register("data", "single-node-writer");
+    let Some(What::Register(of)) = &mut wider.what else { unreachable!() };
+    of.spec.as_mut().unwrap().capabilities.push(csi_proto::cluster::v1::Capability {
+        access_mode: "single-node-reader-only".into(),
+        attachment_mode: "file-system".into(),
+    });
+    site.operator(0, "all").change(wider).await.unwrap();
+    assert_ne!(mark().await, old);
+    let status = node.client(0).claim(by(&old, "second")).await.unwrap_err();
+    let failure = status.metadata().get_bin("csid-failure-bin").unwrap().to_bytes().unwrap();
+    assert!(Failure::decode(failure).unwrap().changed, "{status:?}");
+    assert!(site.raw().await.below("/csid/v1/vol/default/data/claim/").await.is_empty());
+    node.client(0).claim(by(&mark().await, "third")).await.unwrap();
 }
 
 /// 40 nodes' consumers ask at two servers at once.

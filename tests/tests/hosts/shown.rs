@@ -77,11 +77,70 @@ fn mount_asks_a_server_once_for_its_volume() {
         mount_registered(&client, "data", "job").await.unwrap();
         assert_eq!(answered(port, "Volume").await, before + 1.0);
         unmount(&client, "data", "job").await.unwrap();
+        // The server compares with the claim what the node remembers.
         claim(&client, "data", "other").await.unwrap();
-        assert_eq!(answered(port, "Volume").await, before + 2.0);
-        // The node knows the volume that it has claimed.
         mount_registered(&client, "data", "other").await.unwrap();
-        assert_eq!(answered(port, "Volume").await, before + 2.0);
+        assert_eq!(answered(port, "Volume").await, before + 1.0);
+    });
+}
+
+/// Has an operator register `data` as another volume of the plugin.
+async fn replace(site: &Site) {
+    let mut operator = site.operator(0, "all");
+    let old = Deregister { namespace: "default".into(), volume: "data".into() };
+    operator.change(ChangeAsk { what: Some(What::Deregister(old)) }).await.unwrap();
+    let mut new = site::register("data", "single-node-writer");
+    let Some(What::Register(register)) = &mut new.what else { unreachable!() };
+    register.external_id = "another".into();
+    operator.change(new).await.unwrap();
+}
+
+#[test]
+fn volume_replaced_since_its_last_mount_is_mounted() {
+    world(async |w| {
+        let (site, port) = measured().await;
+        let (client, _node) = n1(w, &site).await;
+        mount_registered(&client, "data", "web").await.unwrap();
+        unmount(&client, "data", "web").await.unwrap();
+        servers_have(&site, "data", &[]).await;
+        let (claims, before) = (answered(port, "Claim").await, answered(port, "Volume").await);
+        replace(&site).await;
+        mount_registered(&client, "data", "web").await.unwrap();
+        assert_eq!(answered(port, "Claim").await, claims + 1.0, "the old volume was claimed");
+        assert_eq!(answered(port, "Volume").await, before + 1.0);
+        let staged = w.plugin("p").volume_calls();
+        let last = staged.iter().rev().find(|of| of.call.rpc == "NodePublishVolume").unwrap();
+        assert_eq!(last.call.volume, "another", "{:?}", last.call);
+        unmount(&client, "data", "web").await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
+/// csid refuses the mount by what it remembers, and asks then.
+#[test]
+fn mount_of_a_mode_registered_since_is_made() {
+    world(async |w| {
+        let (site, _port) = measured().await;
+        let (client, _node) = n1(w, &site).await;
+        mount_registered(&client, "data", "web").await.unwrap();
+        unmount(&client, "data", "web").await.unwrap();
+        servers_have(&site, "data", &[]).await;
+        let reader = MountOptions {
+            access_mode: Some(csid_client::AccessMode::SingleNodeReaderOnly),
+            read_only: Some(true),
+            ..MountOptions::default()
+        };
+        client.mount(NAMESPACE, "data", "web", reader.clone()).await.expect_err("no such mode");
+        let mut wider = site::register("data", "single-node-writer");
+        let Some(What::Register(of)) = &mut wider.what else { unreachable!() };
+        of.spec.as_mut().unwrap().capabilities.push(csi_proto::cluster::v1::Capability {
+            access_mode: "single-node-reader-only".into(),
+            attachment_mode: "file-system".into(),
+        });
+        site.operator(0, "all").change(wider).await.unwrap();
+        client.mount(NAMESPACE, "data", "web", reader).await.unwrap();
+        unmount(&client, "data", "web").await.unwrap();
+        w.nothing_left(&client).await;
     });
 }
 
@@ -104,24 +163,18 @@ fn volume_replaced_during_a_wait_is_not_claimed() {
         let claims = answered(port, "Claim").await;
         let options = MountOptions { wait_usec: Some(60_000_000), ..MountOptions::default() };
         let mount = client.mount(NAMESPACE, "data", "web", options);
-        let replace = async {
+        let replaced = async {
             eventually("the mount waits for the other volume", async || {
                 let explained = client.explain(NAMESPACE, "data", CallOptions::default()).await;
                 explained.is_ok_and(|of| of.waiting_for == "waiting for another volume's claims")
             })
             .await;
-            let mut operator = site.operator(0, "all");
-            let old = Deregister { namespace: "default".into(), volume: "data".into() };
-            operator.change(ChangeAsk { what: Some(What::Deregister(old)) }).await.unwrap();
-            let mut new = site::register("data", "single-node-writer");
-            let Some(What::Register(register)) = &mut new.what else { unreachable!() };
-            register.external_id = "another".into();
-            operator.change(new).await.unwrap();
+            replace(&site).await;
             // csid asks once for the volume of a call that has its turn soon.
             tokio::time::sleep(std::time::Duration::from_secs(1)).await;
             unmount(&client, "other", "web").await.unwrap();
         };
-        let (mounted, ()) = tokio::join!(mount, replace);
+        let (mounted, ()) = tokio::join!(mount, replaced);
         let (kind, error) = refusal(mounted);
         assert_eq!(kind, Kind::NotFound, "{error}");
         assert_eq!(answered(port, "Claim").await, claims);

@@ -29,6 +29,7 @@ pub enum Authority {
     Any(u32),
 }
 
+#[derive(Clone)]
 pub struct MountRequest {
     pub key: MountKey,
     /// The plugin and external id of an inline volume. `None`: the volume is registered.
@@ -140,6 +141,7 @@ pub struct CreateRequest {
     pub wait: Wait,
 }
 
+#[derive(Clone)]
 pub struct ClaimRequest {
     pub name: VolumeName,
     pub consumer: String,

@@ -19,6 +19,7 @@ use crate::store::rows::Leg;
 use crate::volume::api::requests::Authority;
 use crate::volume::control::claim_effects::{ClaimEffectFailure, Facts};
 use crate::volume::control::engine::Engine;
+use crate::volume::control::records::UsableVolume;
 use crate::volume::errors::claim::ClaimError;
 use crate::volume::errors::operation::OperationError;
 use crate::volume::errors::volume::VolumeError;
@@ -61,7 +62,9 @@ impl<S: Site> Engine<'_, S> {
     ) -> Result<Record> {
         self.site.operation().step.set(Step::Claim);
         self.records.refuse_here()?;
-        let mut record = self.as_mine(self.records.usable(name, answer).await?.record)?;
+        let UsableVolume { record, answer } = self.records.usable(name, answer).await?;
+        let mut record = self.as_mine(record)?;
+        self.answer = answer;
         // A row that waits at the servers for this operation goes on.
         let waits = self.site.operation().queued.contains(&wanted.consumer);
         let waits = |claim: &Claim| waits && claim.state == ClaimState::Pending && !claim.releasing;

@@ -127,9 +127,16 @@ impl<S: Site> Engine<'_, S> {
         let servers = self.servers()?;
         let wait = self.site.operation().waits_until;
         let wait = wait.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()));
-        let asked = servers.claim(record.name.clone(), claim, wait);
+        let mark = self.answer.as_ref().and_then(|answer| answer.mark().cloned());
+        let asked = servers.claim(record.name.clone(), claim, wait, mark);
         let waits = !wait.is_zero() && self.site.operation().queued.contains(&effect.consumer);
-        let granted = fault::around("Claim", asked).await.map_err(|failure| {
+        let asked = fault::around("Claim", asked).await;
+        if let Some(answer) = &self.answer
+            && !matches!(asked, Err(ServerFailure::NotSent(_) | ServerFailure::Changed(_)))
+        {
+            answer.was_compared();
+        }
+        let granted = asked.map_err(|failure| {
             let failure = if waits { still_queued(failure) } else { failure };
             of_server(failure, Step::Claim)
         })?;
@@ -336,7 +343,9 @@ fn of_server(failure: ServerFailure, step: Step) -> ClaimEffectFailure {
         ServerFailure::Refused(error) if error.details.retryable && error.kind != Kind::ClaimConflict => {
             (ClaimOutcome::Again, error)
         }
-        ServerFailure::Refused(error) => (ClaimOutcome::Hopeless(error.message.clone()), error),
+        ServerFailure::Refused(error) | ServerFailure::Changed(error) => {
+            (ClaimOutcome::Hopeless(error.message.clone()), error)
+        }
     };
     ClaimEffectFailure::new(outcome, error.with(|details| details.step = Some(step)))
 }

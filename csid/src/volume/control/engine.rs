@@ -22,11 +22,13 @@ pub(in crate::volume) struct Engine<'a, S> {
     pub(in crate::volume) tried: RpcTries,
     /// Whether the caller does not wait for a server of the cluster to learn that a claim has ended.
     pub(in crate::volume) is_brief: bool,
+    /// The answer of a server by which the present claim was chosen. `None`: a server was asked in its turn, or the journal has the volume.
+    pub(in crate::volume) answer: Option<Arc<ServersAnswer>>,
 }
 
 impl<'a, S: Site> Engine<'a, S> {
     pub(in crate::volume) fn new(records: &'a Records, site: &'a mut S) -> Self {
-        Engine { records, site, tried: RpcTries::default(), is_brief: false }
+        Engine { records, site, tried: RpcTries::default(), is_brief: false, answer: None }
     }
 }
 

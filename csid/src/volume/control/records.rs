@@ -27,8 +27,15 @@ use crate::volume::servers::{KnownVolume, Servers};
 /// A volume that can be used.
 pub(in crate::volume) struct UsableVolume {
     pub(in crate::volume) record: Record,
-    /// The answer of the server that was asked for the volume. `None`: no server was asked.
+    /// The answer of a server that this is. `None`: the journal has the volume.
     pub(in crate::volume) answer: Option<Arc<ServersAnswer>>,
+}
+
+impl UsableVolume {
+    /// Returns whether the volume is as a server has answered it to an earlier call.
+    pub(in crate::volume) fn is_remembered(&self) -> bool {
+        self.answer.as_ref().is_some_and(|answer| answer.mark().is_some())
+    }
 }
 
 /// The registry, and what changes of its records depend on. It has no mounts.
@@ -112,20 +119,24 @@ impl Records {
         let record = &mut volume.record;
         if let Some(servers) = self.servers.as_ref().filter(|_| record.registration.is_none()) {
             let revision = record.revision;
-            *record = match answer.as_ref().and_then(|answer| answer.recent()) {
-                Some(known) => known.clone(),
-                None => {
-                    let answered = servers.volume(name.clone()).await?;
-                    volume.answer = Some(Arc::new(ServersAnswer::new(answered.clone())));
-                    answered
-                }
+            let answer = match answer.filter(|answer| answer.is_recent()) {
+                Some(answer) => answer,
+                None => Arc::new(ServersAnswer::new(servers.volume(name.clone()).await?)),
             };
+            *record = answer.record().clone();
             record.revision = revision;
+            volume.answer = Some(answer);
         }
         match record.registration {
             Some(_) => refuse_in_transition(record).map(|()| volume),
             None => Err(self.not_registered(&record.name)),
         }
+    }
+
+    /// Returns what a server has answered last for a volume. The server compares it with the claim. `None`: a server has to be asked.
+    pub(in crate::volume) fn remembered(&self, name: &VolumeName) -> Option<Arc<ServersAnswer>> {
+        let (record, mark) = self.servers.as_ref()?.remembered(name)?;
+        Some(Arc::new(ServersAnswer::remembered(record, mark)))
     }
 
     pub(in crate::volume) fn not_registered(&self, name: &VolumeName) -> Error {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
@@ -24,6 +25,7 @@ use crate::volume::model::subject::{ClaimKey, Subject};
 use crate::volume::model::volume::{DesiredMount, Paths};
 use crate::volume::operation::orders::Order;
 use crate::volume::operation::table::Ticket;
+use crate::volume::servers::RegistrationMark;
 
 #[derive(Clone)]
 pub(in crate::volume) enum OperationRequest {
@@ -101,10 +103,15 @@ pub(in crate::volume) enum OperationRequest {
     },
 }
 
-/// The volume that a server has answered to a call, without claims.
+/// The volume that a server has answered, without claims: to this call, or to an earlier one.
 pub(in crate::volume) struct ServersAnswer {
     record: Record,
+    /// When it came, or was remembered.
     came: Instant,
+    /// The mark of a remembered one. `None`: a server was asked by this call.
+    mark: Option<RegistrationMark>,
+    /// Whether a server has compared the mark with the volume, or may have.
+    is_compared: AtomicBool,
 }
 
 impl ServersAnswer {
@@ -112,12 +119,44 @@ impl ServersAnswer {
     const RECENT: Duration = Duration::from_secs(1);
 
     pub(in crate::volume) fn new(record: Record) -> ServersAnswer {
-        ServersAnswer { record, came: Instant::now() }
+        ServersAnswer { record, came: Instant::now(), mark: None, is_compared: AtomicBool::new(false) }
     }
 
-    /// Returns the volume. `None`: the answer is too old.
-    pub(in crate::volume) fn recent(&self) -> Option<&Record> {
-        (self.came.elapsed() < ServersAnswer::RECENT).then_some(&self.record)
+    /// Makes an answer of what an earlier call was answered.
+    pub(in crate::volume) fn remembered(record: Record, mark: RegistrationMark) -> ServersAnswer {
+        ServersAnswer { mark: Some(mark), ..ServersAnswer::new(record) }
+    }
+
+    pub(in crate::volume) fn record(&self) -> &Record {
+        &self.record
+    }
+
+    /// Returns whether the answer is used. A server is asked again instead of an older one.
+    pub(in crate::volume) fn is_recent(&self) -> bool {
+        self.came.elapsed() < ServersAnswer::RECENT
+    }
+
+    pub(in crate::volume) fn mark(&self) -> Option<&RegistrationMark> {
+        self.mark.as_ref()
+    }
+
+    /// Notes that a server has compared the mark, or may have.
+    pub(in crate::volume) fn was_compared(&self) {
+        self.is_compared.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether a call may have failed because the volume is registered otherwise than an earlier call was answered.
+    pub(in crate::volume) fn may_mislead(&self, error: &Error) -> bool {
+        let is_by_time = matches!(
+            error.kind,
+            Kind::TimedOut
+                | Kind::Cancelled
+                | Kind::ShuttingDown
+                | Kind::Unavailable
+                | Kind::PluginUnavailable
+                | Kind::PluginShutdown
+        );
+        self.mark.is_some() && !self.is_compared.load(Ordering::Relaxed) && !is_by_time
     }
 }
 

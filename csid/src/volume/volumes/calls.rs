@@ -49,12 +49,16 @@ impl Context {
     }
 
     /// Returns a volume before its first use. A volume that a file declares and that is not registered yet is
-    /// registered first, within the call's deadline.
-    async fn to_be_used(
+    /// registered first, within the call's deadline. `remembers`: what a server has answered to an earlier call will do.
+    pub(in crate::volume) async fn to_be_used(
         self: &Arc<Self>,
         name: &VolumeName,
         deadline: Option<Instant>,
+        remembers: bool,
     ) -> Result<UsableVolume> {
+        if remembers && let Some(answer) = self.records.remembered(name) {
+            return self.records.usable(name, Some(answer)).await;
+        }
         let Some((declared, _)) = self.records.declarations.waiting(name) else {
             return self.before(deadline, name, self.records.usable(name, None)).await;
         };
@@ -86,16 +90,15 @@ impl Context {
         Ok(rows.into_iter().next().map(|(row, _)| row.volume))
     }
 
-    /// Returns a registered volume for a Mount, the spec of the mount, and the claim to take if the consumer has none.
+    /// Returns the spec of a mount of a registered volume, and the claim to take if the consumer has none.
     pub(in crate::volume) async fn mount_registered(
         self: &Arc<Self>,
         key: &MountKey,
         uid: u32,
         options: MountOptions,
         secrets_given: bool,
-        deadline: Option<Instant>,
-    ) -> Result<(UsableVolume, MountSpec, Arc<Claim>)> {
-        let used = self.to_be_used(&VolumeName::of(key), deadline).await?;
+        used: &UsableVolume,
+    ) -> Result<(MountSpec, Arc<Claim>)> {
         let record = &used.record;
         let wanted =
             ModeFilter { access_mode: options.access_mode, attachment_mode: options.attachment_mode };
@@ -143,7 +146,7 @@ impl Context {
         if spec.credential.is_none() && !secrets_given {
             spec.credential.clone_from(&registration.spec.credential);
         }
-        Ok((used, spec, Arc::new(claim)))
+        Ok((spec, Arc::new(claim)))
     }
 
     pub(in crate::volume) fn view(&self, record: Record, past: Vec<String>) -> VolumeView {
@@ -287,7 +290,7 @@ impl Volumes {
         }
         let modes = ModeFilter { access_mode, attachment_mode };
         let record = match &request.inline {
-            None => self.shared.to_be_used(&request.name, request.wait.deadline).await?.record,
+            None => self.shared.to_be_used(&request.name, request.wait.deadline, false).await?.record,
             Some(inline) => Record {
                 registration: Some(new_registration(request.uid, inline.spec.clone(), Origin::Bus)),
                 ..Record::none(request.name.clone())
@@ -378,14 +381,31 @@ impl Volumes {
     }
 
     pub async fn claim(&self, request: ClaimRequest) -> Result<Claimed> {
-        let ClaimRequest { name, consumer, uid, secrets, credential, wait, .. } = request;
-        let node = self.shared.records.node.clone();
-        if request.node.is_some_and(|asked| asked != node) {
+        let node = &self.shared.records.node;
+        if request.node.as_ref().is_some_and(|asked| asked != node) {
             let text = format!("this csid claims for its own node only, {node}");
             return Err(Error::new(Kind::NotAuthorized, text));
         }
+        let (name, deadline) = (request.name.clone(), request.wait.deadline);
+        let used = self.shared.to_be_used(&name, deadline, true).await?;
+        if !used.is_remembered() {
+            return self.claim_used(request, used).await;
+        }
+        let answer = used.answer.clone();
+        match self.claim_used(request.clone(), used).await {
+            Err(error) if answer.is_some_and(|answer| answer.may_mislead(&error)) => {
+                let used = self.shared.to_be_used(&name, deadline, false).await?;
+                self.claim_used(request, used).await
+            }
+            claimed => claimed,
+        }
+    }
+
+    async fn claim_used(&self, request: ClaimRequest, used: UsableVolume) -> Result<Claimed> {
+        let ClaimRequest { name, consumer, uid, secrets, credential, wait, .. } = request;
+        let node = self.shared.records.node.clone();
         let key = ClaimKey::new(&name, &consumer);
-        let UsableVolume { record, answer } = self.shared.to_be_used(&name, wait.deadline).await?;
+        let UsableVolume { record, answer } = used;
         let modes = ModeFilter { access_mode: request.access_mode, attachment_mode: request.attachment_mode };
         if let Some(bound) = &request.bound {
             self.shared.refuse_ended(bound, uid).await?;
