@@ -10,6 +10,7 @@ use crate::cluster::calls::answered;
 use crate::cluster::node::Node;
 use crate::error::{Error, Kind, Result, presentable};
 use crate::random;
+use crate::store::registry::VolumeName;
 use crate::volume::Volumes;
 use crate::volume::rules::{check_credential, words_of};
 use crate::volume::servers::HeldVolume;
@@ -79,10 +80,21 @@ impl Node {
             self.said().values().filter(|of| !held.contains(of.claim.as_str())).cloned().collect();
         for owed in ended {
             let claim = owed.claim.clone();
-            self.report(owed).await.map_err(Error::from)?;
+            match self.report_unheld(owed, volumes).await {
+                // The volume is mounted here still. The claim is compared later, as any that the journal lacks.
+                Err(error) if error.kind == Kind::Busy => continue,
+                reported => reported?,
+            }
             self.said().remove(&claim);
         }
         Ok(())
+    }
+
+    /// Reports the end of a claim that the journal lacks. A server refuses it while the volume is mounted here and no claim at the servers says so.
+    pub(super) async fn report_unheld(&self, owed: Owed, volumes: &Volumes) -> Result<()> {
+        let name = VolumeName { namespace: owed.namespace.clone(), volume: owed.volume.clone() };
+        let still_staged = volumes.may_be_mounted(&name).await?;
+        self.report(Owed { still_staged, ..owed }).await.map_err(Error::from)
     }
 
     fn said(&self) -> MutexGuard<'_, HashMap<String, Owed>> {

@@ -351,17 +351,17 @@ impl Node {
         loop {
             let released = match volumes.release_asked(name.clone(), consumer.clone(), &claim).await {
                 Ok(true) => return claim,
-                // This node has no such claim, and so nothing of it.
-                Ok(false) => self
-                    .report(Owed {
+                // This node has no such claim. It may have the volume mounted for another one.
+                Ok(false) => {
+                    let owed = Owed {
                         claim: claim.clone(),
                         namespace: name.namespace.clone(),
                         volume: name.volume.clone(),
                         consumer: consumer.clone(),
                         ..Owed::default()
-                    })
-                    .await
-                    .map_err(Error::from),
+                    };
+                    self.report_unheld(owed, &volumes).await
+                }
                 Err(error) => Err(error),
             };
             match released {

@@ -71,6 +71,32 @@ async fn restart(w: &mut World) -> Client {
     client
 }
 
+/// A server has lost the claim of a mount, and has another one of the node. Its end would free the volume under the mount.
+#[test]
+fn unheld_claim_is_kept_while_the_volume_is_mounted() {
+    world(async |w| {
+        let site = one_server(&["data", "used"]).await;
+        let (client, link) = n1(w, &site).await;
+        let journal = calls_of(&client, &link, "used").await;
+        mount_registered(&client, "data", "web").await.unwrap();
+        site.raw().await.delete(b"/csid/v1/vol/default/data/claim/n1/web").await;
+        write_late(&site, &link, "data", "old", &journal).await;
+        let release = || {
+            let volume = "data".into();
+            let (node, consumer, deadline_ms) = ("n1".into(), "old".into(), 4000);
+            ReleaseAsk { volume, node, consumer, deadline_ms, ..ReleaseAsk::default() }
+        };
+        site.operator(0, "all").release(release()).await.expect_err("the volume is mounted");
+        servers_have(&site, "data", &["n1/old"]).await;
+        unmount(&client, "data", "web").await.unwrap();
+        eventually("the claim is released", async || {
+            site.operator(0, "all").release(release()).await.is_ok()
+        })
+        .await;
+        servers_have(&site, "data", &[]).await;
+    });
+}
+
 #[test]
 fn claim_written_after_its_end_is_ended() {
     world(async |w| {

@@ -13,7 +13,7 @@ use crate::store::registry::{
     Capability, Claim, ClaimFilter, ClaimState, Expansion, ListedClaim, MadeSnapshot, Record, RecordFilter,
     Standing, VolumeName,
 };
-use crate::store::rows::{JournaledFence, MountKey, Phase};
+use crate::store::rows::{JournaledFence, Leg, MountKey, Phase};
 use crate::store::{Change, Durability, MountFilter};
 use crate::volume::api::requests::{
     Authority, CreateRequest, Force, Part, ReleaseRequest, UnmountRequest, Unmounting, VolumeRequest, Wait,
@@ -587,6 +587,17 @@ impl Volumes {
             self.report_end(&record, &claim);
         }
         Ok(is_new)
+    }
+
+    /// Returns whether the servers' volume of this name is or may be mounted here, whatever claims the journal has.
+    pub async fn may_be_mounted(&self, name: &VolumeName) -> Result<bool> {
+        let filter = MountFilter {
+            namespace: Some(name.namespace.clone()),
+            volume: Some(name.volume.clone()),
+            ..MountFilter::default()
+        };
+        let mounts = self.shared.store.mounts(filter).await?;
+        Ok(mounts.iter().any(|(row, _)| row.spec.registered && (row.kept || row.publish != Leg::Absent)))
     }
 
     /// Releases a claim that the servers want back, as its owner would. Returns `false` if this node has no claim of that name, and is
