@@ -107,8 +107,11 @@ impl Volumes {
             (Some(volume), _) => {
                 self.shared.refuse_inline(uid)?;
                 let name = VolumeName::of(&key);
-                let refused = self.shared.records.refuse_registered(&name, &volume);
-                self.shared.before(wait.deadline, &name, refused).await?;
+                self.shared.records.refuse_registered(&name, &volume).await?;
+                if !self.shared.is_mounted(&key, &volume).await? {
+                    let refused = self.shared.records.refuse_known(&name, &volume);
+                    self.shared.before(wait.deadline, &name, refused).await?;
+                }
                 (volume, options.spec(None)?, None, None)
             }
             (None, Some(used)) => {

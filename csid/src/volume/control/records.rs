@@ -158,7 +158,7 @@ impl Records {
         Ok(found)
     }
 
-    /// Refuses an inline volume that is registered. An attachment of it under the same name is allowed. In a cluster a server is asked, too.
+    /// Refuses an inline volume that is registered. An attachment of it under the same name is allowed.
     pub(in crate::volume) async fn refuse_registered(
         &self,
         name: &VolumeName,
@@ -181,12 +181,12 @@ impl Records {
                 let how = if record.registration.is_some() { "registered" } else { "attached" };
                 Err(VolumeError::KnownAs { name: record.name, volume: volume.clone(), how }.into())
             }
-            None => self.refuse_known(name, volume).await,
+            None => Ok(()),
         }
     }
 
     /// Refuses an inline volume that the servers know. Nothing attaches it for an inline mount (CSI rule 20).
-    async fn refuse_known(&self, name: &VolumeName, volume: &VolumeKey) -> Result<()> {
+    pub(in crate::volume) async fn refuse_known(&self, name: &VolumeName, volume: &VolumeKey) -> Result<()> {
         let Some(servers) = &self.servers else { return Ok(()) };
         match servers.known(name.clone(), volume.clone()).await? {
             None => Ok(()),

@@ -90,6 +90,12 @@ impl Context {
         Ok(rows.into_iter().next().map(|(row, _)| row.volume))
     }
 
+    /// Returns whether this very volume is mounted under the key.
+    pub(in crate::volume) async fn is_mounted(&self, key: &MountKey, volume: &VolumeKey) -> Result<bool> {
+        let rows = self.store.mounts(MountFilter::of(key)).await?;
+        Ok(rows.iter().any(|(row, _)| row.phase == Phase::Mounted && row.volume == *volume))
+    }
+
     /// Returns the spec of a mount of a registered volume, and the claim to take if the consumer has none.
     pub(in crate::volume) async fn mount_registered(
         self: &Arc<Self>,
