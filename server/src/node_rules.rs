@@ -253,7 +253,8 @@ pub fn accepted(node: &str, present: &Read<NodeRow>, accept: &Accept) -> Result<
         drains: row.drains,
         fence: row.fence.clone(),
         ahead: None,
-        refused_boot: None,
+        // A new journal may be of the same boot.
+        refused_boot: row.refused_boot.clone(),
         rest: row.rest.clone(),
     }))
 }
