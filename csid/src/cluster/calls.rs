@@ -102,13 +102,39 @@ impl Node {
 
     /// Returns a volume that etcd has now, without its claims, and remembers it.
     async fn ask_for(&self, name: &VolumeName) -> Result<Record> {
-        let client = self.joined(SESSION).await?;
         let session = self.remembered.session();
+        let client = self.joined(SESSION).await?;
         let mut row = self.volume_row(client, name).await?;
         let mark = std::mem::take(&mut row.mark);
         let record = read_record(name, row)?;
         self.remembered.keep(session, &record, mark);
         Ok(record)
+    }
+
+    /// Returns the mark that the server of this session compares. A mark of an earlier session is compared here with the server's present one, so
+    /// that a repeated call keeps its name and its place in the queue. Fails with `Changed` if the volume is registered otherwise.
+    async fn mark_of_session(
+        &self,
+        name: &VolumeName,
+        mark: Option<RegistrationMark>,
+    ) -> Result<Option<RegistrationMark>, ServerFailure> {
+        let Some(mark) = mark else { return Ok(None) };
+        if mark.session == self.remembered.session() {
+            return Ok(Some(mark));
+        }
+        match self.ask_for(name).await {
+            Err(error) if error.kind == Kind::NotFound => {}
+            asked => drop(asked.map_err(ServerFailure::NotSent)?),
+        }
+        match self.remembered.find(name) {
+            Some((_, present)) if present.digest == mark.digest => Ok(Some(present)),
+            _ => {
+                let text = format!(
+                    "{name} is registered otherwise than csid knows, or its server compares no marks"
+                );
+                Err(ServerFailure::Changed(Error::new(Kind::Busy, text)))
+            }
+        }
     }
 
     /// Reports to the server that this node has nothing of a claim any more.
@@ -230,6 +256,7 @@ impl Servers for Node {
     ) -> BoxFuture<'_, Result<Granted, ServerFailure>> {
         async move {
             let [mode, access_mode, attachment_mode] = words_of(claim.usage).map(str::to_owned);
+            let mark = self.mark_of_session(&name, mark).await?;
             let ask = ClaimAsk {
                 call: claim.call,
                 namespace: name.namespace.clone(),
@@ -253,8 +280,8 @@ impl Servers for Node {
             let consumer = claim.consumer;
             let mut client = self.joined(CLAIM).await.map_err(ServerFailure::NotSent)?;
             if mark.is_some_and(|mark| mark.session != self.remembered.session()) {
-                let text = format!("{name}: the session with the server that has answered for it is over");
-                return Err(ServerFailure::Changed(Error::new(Kind::Busy, text)));
+                let text = format!("{name}: csid has joined another server in the moment of the claim");
+                return Err(ServerFailure::NotSent(unavailable(text)));
             }
             // An answer may come after the next session has begun, in another generation.
             let generation = self.generation();

@@ -35,7 +35,7 @@ impl RememberedVolumes {
         self.lock().session
     }
 
-    /// Remembers an answer of a session. An empty mark is that of a server that compares none: nothing is remembered.
+    /// Remembers an answer of a session, without the maps and flags, which the mark leaves out. An empty mark is that of a server that compares none: nothing is remembered.
     pub fn keep(&self, session: u64, record: &Record, mark: Vec<u8>) {
         let mut of = self.lock();
         if of.session != session || mark.is_empty() || record.registration.is_none() {
@@ -45,7 +45,15 @@ impl RememberedVolumes {
         if of.volumes.len() >= MOST {
             of.volumes.clear();
         }
-        of.volumes.insert(record.name.clone(), (record.clone(), mark));
+        let mut kept = record.clone();
+        if let Some(registration) = &mut kept.registration {
+            // No part of the mark: a grant has them.
+            let spec = &mut registration.spec;
+            spec.mount_flags.clear();
+            spec.context.clear();
+            spec.parameters.clear();
+        }
+        of.volumes.insert(record.name.clone(), (kept, mark));
     }
 
     pub fn forget(&self, name: &VolumeName) {

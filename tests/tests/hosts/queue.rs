@@ -132,6 +132,10 @@ fn wait_goes_on_at_another_server() {
         let mut site = Site::start(2).await;
         site.register("data", "single-node-writer").await;
         let (client, _link) = n1(w, &site).await;
+        // Each server compares the claim with what the host remembers of the volume.
+        mount_registered(&client, "data", "web").await.unwrap();
+        unmount(&client, "data", "web").await.unwrap();
+        servers_have(&site, "data", &[]).await;
         let server = client.cluster().await.unwrap().server;
         let its = site.addresses.iter().position(|address| *address == server).unwrap();
         let other = site.node("n2");

@@ -131,10 +131,13 @@ impl<S: Site> Engine<'_, S> {
         let asked = servers.claim(record.name.clone(), claim, wait, mark);
         let waits = !wait.is_zero() && self.site.operation().queued.contains(&effect.consumer);
         let asked = fault::around("Claim", asked).await;
-        if let Some(answer) = &self.answer
-            && !matches!(asked, Err(ServerFailure::NotSent(_) | ServerFailure::Changed(_)))
-        {
-            answer.was_compared();
+        if let Some(answer) = &self.answer {
+            match &asked {
+                // An earlier try may have been without an answer.
+                Err(ServerFailure::Changed(_)) => answer.set_compared(false),
+                Err(ServerFailure::NotSent(_)) => {}
+                _ => answer.set_compared(true),
+            }
         }
         let granted = asked.map_err(|failure| {
             let failure = if waits { still_queued(failure) } else { failure };

@@ -108,8 +108,8 @@ impl Records {
         self.usable(name, None).await.map(|volume| volume.record)
     }
 
-    /// Returns the volume as [`Records::registered`] does. `answer`: what a server has answered to the same call before. If it is recent, no
-    /// server is asked again.
+    /// Returns the volume as [`Records::registered`] does. `answer`: what a server has answered before. No server is asked again if
+    /// the answer is recent, or if the server is to compare its mark.
     pub(in crate::volume) async fn usable(
         &self,
         name: &VolumeName,
@@ -119,7 +119,7 @@ impl Records {
         let record = &mut volume.record;
         if let Some(servers) = self.servers.as_ref().filter(|_| record.registration.is_none()) {
             let revision = record.revision;
-            let answer = match answer.filter(|answer| answer.is_recent()) {
+            let answer = match answer.filter(|answer| answer.is_recent() || answer.mark().is_some()) {
                 Some(answer) => answer,
                 None => Arc::new(ServersAnswer::new(servers.volume(name.clone()).await?)),
             };

@@ -106,11 +106,11 @@ pub(in crate::volume) enum OperationRequest {
 /// The volume that a server has answered, without claims: to this call, or to an earlier one.
 pub(in crate::volume) struct ServersAnswer {
     record: Record,
-    /// When it came, or was remembered.
+    /// When this call got it. A remembered answer may be older.
     came: Instant,
     /// The mark of a remembered one. `None`: a server was asked by this call.
     mark: Option<RegistrationMark>,
-    /// Whether a server has compared the mark with the volume, or may have.
+    /// Whether a server has found the mark to be the volume's, or may have.
     is_compared: AtomicBool,
 }
 
@@ -140,9 +140,9 @@ impl ServersAnswer {
         self.mark.as_ref()
     }
 
-    /// Notes that a server has compared the mark, or may have.
-    pub(in crate::volume) fn was_compared(&self) {
-        self.is_compared.store(true, Ordering::Relaxed);
+    /// Notes whether a server has compared the mark, or may have, and has found it to be the volume's.
+    pub(in crate::volume) fn set_compared(&self, is_compared: bool) {
+        self.is_compared.store(is_compared, Ordering::Relaxed);
     }
 
     /// Returns whether a call may have failed because the volume is registered otherwise than an earlier call was answered.
