@@ -166,7 +166,7 @@ build_cluster() {
     mount -t tmpfs -o mode=0755 csid-demo-cluster "$work/shared"
     each boot "${!address[@]}"
     each equip "${!address[@]}"
-    echo "s1 s2 s3: etcd-server and csid-server.deb. db-1 db-2: csid.deb and csid-cluster.deb. Anna's: csid.deb, for csictl"
+    echo "s1 s2 s3: etcd-server, etcd-client and csid-server.deb. db-1 db-2: csid.deb and csid-cluster.deb. Anna's: csid.deb, for csictl"
     run s1 'csid-server --version'
     run db-1 'csictl --version'
 

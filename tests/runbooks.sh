@@ -17,7 +17,31 @@ keeps_file() {
     [[ $(shell "$1" 'cat /srv/data/hello') == 'written on db-1' ]] || die "$1: the file is not what it was"
     echo "$1 has the volume mounted, and its file is as it was"
 }
-restore_etcd() { type_block "$1" 'Restore etcd' 2; }
+# restore: restores the backup of s1 on all servers, and ends the recovery.
+restore() {
+    local server host
+    each stop_all "${servers[@]}"
+    type_block s1 'Restore etcd' 3
+    for server in s2 s3; do
+        cp "$work/s1/root/var/lib/etcd/backup" "$work/s1/root/var/lib/etcd/backup.token" "$work/$server/root/var/lib/etcd/"
+    done
+    each restore_etcd "${servers[@]}"
+    until_said anna 'csictl --operator cluster status --json' restored
+    type_block anna 'Restore etcd' 5
+    for host in "${hosts[@]}"; do until_said "$host" 'csictl cluster status' recovering; done
+    until_typed anna 'Restore etcd' 6
+    for host in "${hosts[@]}"; do until_said "$host" 'csictl cluster status' joined; done
+}
+stop_all() { type_block "$1" 'Restore etcd' 2; }
+restore_etcd() { type_block "$1" 'Restore etcd' 4; }
+# new_machine SERVER: as a machine that has Debian's packages and this server's keys, and no more: etcd runs a member of its own.
+new_machine() {
+    quietly "$1" 'systemctl stop csid-server etcd; systemctl disable csid-server etcd; rm -r /var/lib/etcd/csid /etc/default/etcd; systemctl start etcd'
+}
+# The block of etcd without its last two lines.
+configure_etcd() {
+    shell "$1" "set -eu; $(block etcd sh | head -n -2 | on_machine "$1")" >>"$work/log" 2>&1 || die "$1: a command of \"etcd\" failed"
+}
 serial() { openssl x509 -in "$1" -noout -serial; }
 
 build_cluster
@@ -31,7 +55,7 @@ run db-1 "echo 'written on db-1' >/srv/data/hello && sync /srv/data/hello"
 
 say "Certificates end soon: renewed certificates"
 before=$(serial "$work/db-1/root/etc/csid/link/node.pem")
-type_block anna 'Renewed certificates' 1 "cd keys; $(block Certificates sh 2 | sed -n '/^certificate()/,/^}/p')"
+type_block anna 'Renewed certificates' 1 'cd keys'
 type_block anna Keys 1 'cd keys'
 each deliver "${servers[@]}" "${hosts[@]}"
 [[ $(serial "$work/db-1/root/etc/csid/link/node.pem") != "$before" ]] || die "the certificate of db-1 is the old one"
@@ -71,35 +95,38 @@ until_said db-1 'csictl mount default data web --target /srv/data' /publish/
 keeps_file db-1
 
 say "s2 and its disk are gone: a lost server"
-quietly s2 'systemctl stop csid-server etcd; rm -r /var/lib/etcd/csid'
+new_machine s2
 for host in "${hosts[@]}"; do until_said "$host" 'csictl cluster status' joined; done
+configure_etcd s2
 type_block s1 'A lost server' 1
 type_block s2 'A lost server' 2
 until_said anna 'csictl server list' s2
 keeps_file db-1
 
 say "s2 and s3 and their disks are gone: a lost majority of etcd"
-for server in s2 s3; do quietly "$server" 'systemctl kill --signal=KILL etcd; systemctl stop csid-server etcd; rm -r /var/lib/etcd/csid'; done
+for server in s2 s3; do
+    quietly "$server" 'systemctl kill --signal=KILL etcd'
+    new_machine "$server"
+done
 keeps_file db-1
 run db-1 'csictl unmount default data web'
 type_block s1 'A lost majority of etcd' 1
 for server in s2 s3; do
-    cp "$work/s1/root/var/lib/etcd/backup" "$work/$server/root/var/lib/etcd/backup"
+    configure_etcd "$server"
     type_block "$server" 'A lost majority of etcd' 2
-    # A machine that is new has no such line.
-    quietly "$server" "sed -i /ETCD_INITIAL_CLUSTER_STATE/d /etc/default/etcd"
 done
 
 say "Restore etcd"
-each restore_etcd "${servers[@]}"
-until_said anna 'csictl --operator cluster status --json' restored
-type_block anna 'Restore etcd' 3
-for host in "${hosts[@]}"; do until_said "$host" 'csictl cluster status' recovering; done
-until_typed anna 'Restore etcd' 4
-for host in "${hosts[@]}"; do until_said "$host" 'csictl cluster status' joined; done
+restore
 # db-1 had unmounted the volume while nobody knew it.
 mount_on db-2
 keeps_file db-2
+run anna 'csictl server audit'
+
+say "etcd has lost its data once more, and the backup is the same: restore etcd"
+restore
+keeps_file db-2
+refused db-1 'csictl mount default data web --target /srv/data' db-2/web
 run anna 'csictl server audit'
 
 say "Unmounted and deregistered: nothing is left"
