@@ -69,7 +69,7 @@ impl Cluster {
         Error::new(kind, text).into()
     }
 
-    /// Refuses a plugin that no grant for a controller names in the namespace. No host could ever create the volume.
+    /// Refuses a plugin that no grant for a controller names in the namespace (NotSupported). No host may create the volume by these grants.
     pub fn require_controller(&self, name: &VolumeName, plugin: &str) -> Result<()> {
         match self.config.grants.name_controller(Some(&name.namespace), plugin) {
             true => Ok(()),

@@ -1,5 +1,5 @@
 //! Named edges at which the crash tests kill a server (feature `fault`, `csid::fault`): before and after each write to etcd, each sending of a
-//! controller call, and each answer to a call that changes something.
+//! controller call, and each answer to a call that changes something, but those of Upgrade and Expanded.
 
 use csid::fault;
 use csid::store::registry::Record;
@@ -95,7 +95,7 @@ pub fn points() -> Vec<String> {
     Edge::NAMES.iter().flat_map(|name| fault::edges_of(name)).collect()
 }
 
-/// Whatever runs `f` runs it between two edges.
+/// Runs `f` between the two edges of this name.
 pub(crate) async fn around<T>(edge: Edge, f: impl Future<Output = T>) -> T {
     fault::around(edge.name(), f).await
 }

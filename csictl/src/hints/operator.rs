@@ -167,7 +167,7 @@ pub fn explained_by_servers(found: &Explanation, tried: &Tried) -> String {
         "word" => {
             let release = release(&who);
             let command = release.trim_end_matches('`');
-            format!("if no other node uses the plugin's volume: {command} --force`")
+            format!("unmount the volume on node {node}. If no other node uses it: {command} --force`")
         }
         "recovering" => "what the cluster waits for: `csictl server list`".to_owned(),
         _ if found.acting.as_ref().is_some_and(|of| is_away(&of.host)) => {

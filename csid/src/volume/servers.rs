@@ -126,7 +126,8 @@ pub trait Servers: Send + Sync {
         until: Instant,
     ) -> BoxFuture<'_, Result<()>>;
 
-    /// Ends a registration of this host's. The plugin keeps the volume.
+    /// Ends a registration of this host's. The plugin keeps the volume. Fails with Busy while the volume is in use, and with NotAuthorized if another
+    /// identity has registered it. A volume that is not registered is deregistered already. After `until` no server is asked again.
     fn deregister(&self, name: VolumeName, until: Instant) -> BoxFuture<'_, Result<()>>;
 
     /// Has a volume's plugin delete it. The servers go on after `until`.
