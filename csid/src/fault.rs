@@ -45,19 +45,23 @@ pub fn edges_of(name: &str) -> [String; 2] {
     ["before", "after"].map(|edge| format!("{name}.{edge}"))
 }
 
-/// Whatever runs `f` runs it between two edges.
+/// Runs `f` between the two edges of this name. Without the feature it is `f` itself: an `async fn` would hold `f` twice, and deep calls would overflow
+/// their stack.
 #[cfg(not(feature = "fault"))]
-pub async fn around<T>(_name: &str, f: impl Future<Output = T>) -> T {
-    f.await
+pub fn around<T>(_name: &str, f: impl Future<Output = T>) -> impl Future<Output = T> {
+    f
 }
 
 #[cfg(feature = "fault")]
-pub async fn around<T>(name: &str, f: impl Future<Output = T>) -> T {
-    armed::point(name, "before");
-    armed::held(name).await;
-    let value = f.await;
-    armed::point(name, "after");
-    value
+pub fn around<T>(name: &str, f: impl Future<Output = T>) -> impl Future<Output = T> {
+    let f = Box::pin(f);
+    async move {
+        armed::point(name, "before");
+        armed::held(name).await;
+        let value = f.await;
+        armed::point(name, "after");
+        value
+    }
 }
 
 /// Returns whether this csid has the fault on purpose. A judge of its cluster has to see it.

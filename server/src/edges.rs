@@ -96,8 +96,8 @@ pub fn points() -> Vec<String> {
 }
 
 /// Runs `f` between the two edges of this name.
-pub(crate) async fn around<T>(edge: Edge, f: impl Future<Output = T>) -> T {
-    fault::around(edge.name(), f).await
+pub(crate) fn around<T>(edge: Edge, f: impl Future<Output = T>) -> impl Future<Output = T> {
+    fault::around(edge.name(), f)
 }
 
 /// Writes rows in one transaction between the two edges of the first row, if all guards hold.

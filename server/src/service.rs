@@ -137,7 +137,8 @@ pub(crate) async fn answered<T>(
     edge: Edge,
     f: impl Future<Output = Result<T>>,
 ) -> Result<Response<T>, Status> {
-    Ok(Response::new(edges::around(edge, f).await?))
+    // The futures of some calls are large, and would be on the stack several times.
+    Ok(Response::new(edges::around(edge, Box::pin(f)).await?))
 }
 
 impl Service {
