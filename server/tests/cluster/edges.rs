@@ -453,12 +453,12 @@ impl Stage {
         }
     }
 
-    /// Makes a change as an operator. A failure that is uncertain is no outcome.
+    /// Makes a change as an operator, and repeats it until there is an outcome.
     async fn changed(&mut self, what: impl Fn() -> What) -> Result<VolumeRow, Refusal> {
         self.until("a change is made", async |site, server| {
             let ask = ChangeAsk { what: Some(what()) };
             lasting(site.operator(server, "all").change(ask).await)
-                .filter(|changed| !changed.as_ref().is_err_and(|refusal| refusal.kind == "Uncertain"))
+                .filter(|changed| !changed.as_ref().is_err_and(is_open))
         })
         .await
     }
@@ -585,6 +585,11 @@ fn user(name: &str, plugin: &str) -> PluginReport {
         node_id: format!("id of {name}"),
         ..PluginReport::default()
     }
+}
+
+/// Returns whether a refusal is no outcome: the call may have had its effect, or servers have undone an attach without an answer.
+fn is_open(refusal: &Refusal) -> bool {
+    refusal.kind == "Uncertain" || refusal.message.contains("did not answer the controller call")
 }
 
 /// Returns the outcome of a call. `None`: the server has died, or a repeat may have another outcome.
