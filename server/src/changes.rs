@@ -184,13 +184,13 @@ impl Cluster {
                     return Err(Error::new(Kind::Busy, text).into());
                 }
                 None => {
-                    self.require_controller(name, plugin)?;
                     // What is left of an earlier volume of the name.
                     rules::refuse_used(&record).map_err(|error| holders_of(&record, error))?;
                     let mut new = Registration::clone(new);
                     if !new.spec.clone.is_empty() {
                         guards.push(self.enter_clone(caller, name, plugin, &mut new).await?);
                     }
+                    self.require_controller(name, plugin)?;
                     rules::begin_creation(&mut after, plugin, new)?;
                 }
                 Some(_) => {
