@@ -123,8 +123,11 @@ mount_on db-2
 keeps_file db-2
 run anna 'csictl server audit'
 
-say "etcd has lost its data once more, and the backup is the same: restore etcd"
+say "A backup, and etcd has lost its data once more: restore etcd"
+quietly s1 'rm /var/lib/etcd/backup'
+type_block s1 'Restore etcd' 1
 restore
+until_said db-2 'csictl cluster status' 'generation: 3'
 keeps_file db-2
 refused db-1 'csictl mount default data web --target /srv/data' db-2/web
 run anna 'csictl server audit'
