@@ -42,7 +42,7 @@ pub use listing::{ClaimInList, ClaimsAfter, LeftOut, ListFilter, ListPart};
 pub use members::{EtcdConfig, EtcdTls, Timing};
 pub use observe::Observe;
 pub use registry::{EtcdRegistry, KeepEvents, Swapped};
-pub use rows::{Row, RowStore, Write, Written};
+pub use rows::{Pages, Row, RowStore, Write, Written};
 pub use walk::{Walk, Walked, WalkedVolume};
 
 /// etcd's messages and calls, for tests that compact, or ask for the leader.

@@ -22,6 +22,16 @@ pub struct Row {
     pub revision: u64,
 }
 
+/// Rows of a page. The largest are those of nodes: each has 64 plugins at most, so a page has less than 1 MiB. One transaction can delete a page.
+const PAGE: i64 = 100;
+
+/// The place of a list that is read in pages.
+pub struct Pages {
+    /// The first key that was not read. `None`: all were.
+    next: Option<Vec<u8>>,
+    end: Vec<u8>,
+}
+
 /// A row to write.
 pub struct Write {
     pub key: RowKey,
@@ -77,8 +87,33 @@ impl RowStore {
     pub async fn list(&self, of: &Rows, most: i64) -> Result<Vec<(RowKey, Row)>, EtcdError> {
         let (key, range_end) = self.keys.rows(of);
         let request = RangeRequest { key, range_end, limit: most, ..RangeRequest::default() };
-        let found = self.client.range("list rows", request).await?.kvs.into_iter();
-        Ok(found.filter_map(|kv| Some((self.keys.read_row(&kv.key)?, row(kv)))).collect())
+        Ok(self.of_kvs(self.client.range("list rows", request).await?.kvs))
+    }
+
+    /// Begins a list of all rows of a kind.
+    pub fn pages(&self, of: &Rows) -> Pages {
+        let (first, end) = self.keys.rows(of);
+        Pages { next: Some(first), end }
+    }
+
+    /// Reads the next page of a list, in the order of the keys. `None`: all rows were read. Keys that are no row's are left out.
+    pub async fn next(&self, pages: &mut Pages) -> Result<Option<Vec<(RowKey, Row)>>, EtcdError> {
+        while let Some(key) = pages.next.clone() {
+            let range_end = pages.end.clone();
+            let request = RangeRequest { key, range_end, limit: PAGE, ..RangeRequest::default() };
+            let found = self.client.range("list rows", request).await?;
+            // The least key that is greater than a key ends with a byte of 0.
+            pages.next = found.kvs.last().filter(|_| found.more).map(|last| [&last.key[..], &[0]].concat());
+            let page = self.of_kvs(found.kvs);
+            if !page.is_empty() {
+                return Ok(Some(page));
+            }
+        }
+        Ok(None)
+    }
+
+    fn of_kvs(&self, kvs: Vec<KeyValue>) -> Vec<(RowKey, Row)> {
+        kvs.into_iter().filter_map(|kv| Some((self.keys.read_row(&kv.key)?, row(kv)))).collect()
     }
 
     /// Writes rows in one transaction, if all guards hold.

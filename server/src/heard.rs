@@ -18,10 +18,6 @@ const NAMED: usize = 32;
 /// The limit of a name and of a reason, in bytes. The rest is cut off.
 const NAME: usize = 128;
 const WHY: usize = 256;
-/// Rows that are read together.
-const ROWS: i64 = 100;
-/// Nodes that are read together.
-const NODES: i64 = 1000;
 /// Tries of a write that others are faster with.
 const TRIES: usize = 16;
 
@@ -143,48 +139,36 @@ impl Cluster {
 
     /// Removes what nodes have said in a recovery that has ended. Another recovery may have begun, whose rows stay. `meta`: the row of the time after.
     pub async fn drop_heard(&self, meta: &Read<MetaRow>) -> Result<()> {
-        let mut after = String::new();
-        loop {
-            let found = self.rows.list(&Rows::Heard { after: after.clone() }, ROWS).await?;
-            let Some((RowKey::Heard(last), _)) = found.last() else { return Ok(()) };
-            after.clone_from(last);
-            let writes = found.into_iter().map(|(key, _)| Write { key, value: None, lease: 0 }).collect();
+        let mut pages = self.rows.pages(&Rows::Heard);
+        while let Some(page) = self.rows.next(&mut pages).await? {
+            let writes = page.into_iter().map(|(key, _)| Write { key, value: None, lease: 0 }).collect();
             edges::write(&self.rows, &[meta_guard(meta), self.presence.here()?.guard()], writes).await?;
         }
+        Ok(())
     }
 
     /// Returns what keeps a recovery of this generation from its end.
     pub async fn missing(&self, generation: u64) -> Result<Missing> {
         // What a node says meanwhile is read after its row.
         let (mut awaited, mut fenced) = (BTreeSet::new(), BTreeSet::new());
-        let mut after = String::new();
-        loop {
-            let found = self.rows.list(&Rows::Nodes { after: after.clone() }, NODES).await?;
-            if found.is_empty() {
-                break;
-            }
-            for (key, row) in found {
-                let RowKey::Node(node) = &key else { continue };
-                after.clone_from(node);
-                let row = rows::read::<NodeRow>(&key, &row).ok().map(|row| row.value);
+        let mut pages = self.pages_of_nodes();
+        while let Some(page) = self.next_of_nodes(&mut pages).await? {
+            for (node, row) in page {
+                let row = row.ok().map(|row| row.value);
                 if row.as_ref().is_some_and(NodeRow::is_fenced) {
                     fenced.insert(node.clone());
                 }
                 // One whose row cannot be read is awaited, so that an operator sees it. A block keeps a node from its word, and ends no claim.
                 if row.is_none_or(|row| !row.is_fenced_in(generation)) {
-                    awaited.insert(node.clone());
+                    awaited.insert(node);
                 }
             }
         }
-        let (mut refused, mut after) = (Vec::new(), String::new());
-        loop {
-            let found = self.rows.list(&Rows::Heard { after: after.clone() }, ROWS).await?;
-            if found.is_empty() {
-                break;
-            }
-            for (key, row) in found {
+        let mut refused = Vec::new();
+        let mut pages = self.rows.pages(&Rows::Heard);
+        while let Some(page) = self.rows.next(&mut pages).await? {
+            for (key, row) in page {
                 let RowKey::Heard(node) = &key else { continue };
-                after.clone_from(node);
                 let Ok(Read { value, revision }) = rows::read::<HeardRow>(&key, &row) else { continue };
                 // What was said in an earlier recovery is said once more in this one.
                 if value.generation != generation {

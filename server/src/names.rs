@@ -4,14 +4,11 @@ use std::collections::BTreeSet;
 
 use csid::error::shortened;
 use csid::{Error, Kind};
-use csid_etcd::{Guard, RowKey, Rows};
+use csid_etcd::Guard;
 
 use crate::cluster::{Cluster, node_guard};
 use crate::failure::Result;
-use crate::rows::{self, NodeRow, Read};
-
-/// Nodes that are read together.
-const NODES: i64 = 1000;
+use crate::rows::{NodeRow, Read};
 
 /// Plugins, each with a name that it has for a node.
 pub type NodeNames = BTreeSet<(String, String)>;
@@ -24,27 +21,21 @@ impl Cluster {
         plugins: &BTreeSet<String>,
         counts: fn(&NodeRow) -> bool,
     ) -> Result<NodeNames> {
-        let (mut names, mut after) = (NodeNames::new(), String::new());
+        let mut names = NodeNames::new();
         if plugins.is_empty() {
             return Ok(names);
         }
-        loop {
-            let found = self.rows.list(&Rows::Nodes { after: after.clone() }, NODES).await?;
-            if found.is_empty() {
-                return Ok(names);
-            }
-            for (key, row) in found {
-                let RowKey::Node(other) = &key else { continue };
-                after.clone_from(other);
-                let Ok(row) = rows::read::<NodeRow>(&key, &row) else { continue };
-                let counts = counts(&row.value);
-                let of_plugins =
-                    row.value.node_ids.into_iter().filter(|(plugin, _)| plugins.contains(plugin));
-                if other != node && counts {
-                    names.extend(of_plugins);
+        let mut pages = self.pages_of_nodes();
+        while let Some(page) = self.next_of_nodes(&mut pages).await? {
+            // A row that cannot be read has no name.
+            for row in page.into_iter().filter(|(other, _)| other != node).filter_map(|(_, row)| row.ok()) {
+                if counts(&row.value) {
+                    let named = row.value.node_ids.into_iter();
+                    names.extend(named.filter(|(plugin, _)| plugins.contains(plugin)));
                 }
             }
         }
+        Ok(names)
     }
 
     /// Refuses names that an operator accepts for a node while another node's row has them as accepted. Returns the guards of the nodes that have
@@ -57,22 +48,14 @@ impl Cluster {
     ) -> Result<Vec<Guard>> {
         let is_new = |(plugin, name): &(&String, &String)| before.accepted_ids.get(*plugin) != Some(*name);
         let new: Vec<_> = after.accepted_ids.iter().filter(is_new).collect();
-        let (mut guards, mut last) = (Vec::new(), String::new());
+        let mut guards = Vec::new();
         if new.is_empty() {
             return Ok(guards);
         }
-        loop {
-            let found = self.rows.list(&Rows::Nodes { after: last.clone() }, NODES).await?;
-            if found.is_empty() {
-                return Ok(guards);
-            }
-            for (key, row) in found {
-                let RowKey::Node(other) = &key else { continue };
-                last.clone_from(other);
-                let Ok(row) = rows::read::<NodeRow>(&key, &row) else { continue };
-                if other == node {
-                    continue;
-                }
+        let mut pages = self.pages_of_nodes();
+        while let Some(page) = self.next_of_nodes(&mut pages).await? {
+            for (other, row) in page.into_iter().filter(|(other, _)| other != node) {
+                let Ok(row) = row else { continue };
                 let accepted =
                     |(plugin, name): &&(&String, &String)| row.value.accepted_ids.get(*plugin) == Some(*name);
                 if let Some((plugin, name)) = new.iter().find(accepted) {
@@ -83,10 +66,11 @@ impl Cluster {
                     return Err(Error::new(Kind::AlreadyExists, text).into());
                 }
                 if new.iter().any(|(plugin, name)| has_name(&row, plugin, name)) {
-                    guards.push(node_guard(other, &row));
+                    guards.push(node_guard(&other, &row));
                 }
             }
         }
+        Ok(guards)
     }
 }
 

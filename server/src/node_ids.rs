@@ -4,14 +4,10 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use csid::{Error, Kind};
-use csid_etcd::{RowKey, Rows};
 
 use crate::cluster::{Cluster, NodeIds};
 use crate::failure::Result;
-use crate::rows::{self, NodeRow, NodeState, Read};
-
-/// Nodes that are read together.
-const NODES: i64 = 100;
+use crate::rows::{NodeRow, NodeState, Read};
 
 impl Cluster {
     /// Returns the node for which a plugin has this name. `None`: no node has. Fails if two nodes have it.
@@ -35,20 +31,14 @@ impl Cluster {
             return Ok(ids);
         }
         let mut ids = NodeIds { revision, nodes: HashMap::new() };
-        let mut after = String::new();
-        loop {
-            let found = self.rows.list(&Rows::Nodes { after: after.clone() }, NODES).await?;
-            for (key, row) in &found {
-                let RowKey::Node(node) = key else { continue };
-                after.clone_from(node);
+        let mut pages = self.pages_of_nodes();
+        while let Some(page) = self.next_of_nodes(&mut pages).await? {
+            for (node, row) in page {
                 // The name of a node whose row cannot be read is not known.
-                let Ok(Read { value, .. }) = rows::read::<NodeRow>(key, row) else { continue };
+                let Ok(Read { value, .. }) = row else { continue };
                 for name in names_of(value) {
                     ids.nodes.entry(name).or_default().push(node.clone());
                 }
-            }
-            if found.is_empty() {
-                break;
             }
         }
         let ids = Arc::new(ids);

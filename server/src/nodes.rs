@@ -10,7 +10,7 @@ use csi_proto::cluster::v1::{
 use csi_proto::identity::{Identity, Role, is_member_name};
 use csid::error::shortened;
 use csid::{Error, Kind};
-use csid_etcd::{EtcdError, Guard, RowKey, Rows, Write, Written};
+use csid_etcd::{EtcdError, Guard, Pages, RowKey, Rows, Write, Written};
 use tokio::time::Instant;
 
 use crate::cluster::{Cluster, node_guard, not_joined};
@@ -21,11 +21,9 @@ use crate::grants::May;
 use crate::node_rules::{
     accepted, blocked, check, drained, fenced, grant_of, is_as_seen, is_fenced, is_of_machine, undrained,
 };
-use crate::rows::{self, NodeRow, NodeState, Read, ServerRow, SessionRow};
+use crate::rows::{self, NodeRow, NodeState, Read, RowError, ServerRow, SessionRow};
 
-/// Nodes of a page. Each has 64 plugins at most, so a page has less than 1 MiB.
-const NODES: i64 = 100;
-/// Sessions that are read together.
+/// Sessions of one node that are read at most.
 const SESSIONS: i64 = 1000;
 /// Servers that are read at most.
 pub const SERVERS: i64 = 100;
@@ -35,9 +33,12 @@ const TRIES: usize = 16;
 /// The sessions of nodes by the node's name, as operators see them.
 type Sessions = HashMap<String, Vec<NodeSession>>;
 
+/// A node with its row, or why the row cannot be read.
+pub type NodeOfPage = (String, std::result::Result<Read<NodeRow>, RowError>);
+
 /// The place of a list of nodes.
 pub struct NodeList {
-    after: String,
+    pages: Pages,
     sessions: Sessions,
 }
 
@@ -57,24 +58,22 @@ impl Cluster {
             check_node(&after)?;
         }
         let sessions = self.while_here(self.all_sessions()).await?;
-        Ok(NodeList { after, sessions })
+        Ok(NodeList { pages: self.rows.pages(&Rows::Nodes { after }), sessions })
     }
 
     /// Returns the next page of a list. `None`: there are no more nodes.
     pub async fn next_nodes(&self, list: &mut NodeList) -> Result<Option<NodePage>> {
-        let of = Rows::Nodes { after: list.after.clone() };
-        let found = self.while_here(async { Ok(self.rows.list(&of, NODES).await?) }).await?;
+        let page = self.while_here(self.next_of_nodes(&mut list.pages)).await?;
+        let Some(page) = page else { return Ok(None) };
         let mut nodes = Vec::new();
-        for (key, row) in &found {
-            let RowKey::Node(node) = key else { continue };
-            let row = rows::read(key, row)?;
-            let sessions = list.sessions.remove(node).unwrap_or_default();
-            let claims = self.while_here(self.count_claims(node)).await?;
-            list.after.clone_from(node);
-            let drained = self.while_here(self.drained(node, &row, 0)).await?;
-            nodes.push(Shown { drained, ..shown(node, &row, sessions, claims) });
+        for (node, row) in page {
+            let row = row?;
+            let sessions = list.sessions.remove(&node).unwrap_or_default();
+            let claims = self.while_here(self.count_claims(&node)).await?;
+            let drained = self.while_here(self.drained(&node, &row, 0)).await?;
+            nodes.push(Shown { drained, ..shown(&node, &row, sessions, claims) });
         }
-        Ok((!nodes.is_empty()).then_some(NodePage { nodes }))
+        Ok(Some(NodePage { nodes }))
     }
 
     /// Returns one node.
@@ -159,45 +158,50 @@ impl Cluster {
 
     /// Returns the nodes that may have a session now, with the number of each one's drain. A node whose row cannot be read is not among them.
     pub async fn nodes_with_sessions(&self) -> Result<HashMap<String, u64>> {
-        let (mut after, mut may) = (String::new(), HashMap::new());
-        loop {
-            let found = self.rows.list(&Rows::Nodes { after: after.clone() }, NODES).await?;
-            for (key, row) in &found {
-                let RowKey::Node(node) = key else { continue };
-                after.clone_from(node);
-                let Ok(Read { value, .. }) = rows::read::<NodeRow>(key, row) else { continue };
-                if value.may_have_sessions() {
-                    may.insert(node.clone(), value.drain());
-                }
-            }
-            if found.is_empty() {
-                return Ok(may);
-            }
+        let mut may = HashMap::new();
+        let mut pages = self.pages_of_nodes();
+        while let Some(page) = self.next_of_nodes(&mut pages).await? {
+            let read = page.into_iter().filter_map(|(node, row)| Some((node, row.ok()?.value)));
+            may.extend(
+                read.filter(|(_, row)| row.may_have_sessions()).map(|(node, row)| (node, row.drain())),
+            );
         }
+        Ok(may)
+    }
+
+    /// Begins a list of all nodes, as etcd has them.
+    pub fn pages_of_nodes(&self) -> Pages {
+        self.rows.pages(&Rows::Nodes { after: String::new() })
+    }
+
+    /// Reads the next page of a list of nodes. `None`: all were read. A row that cannot be read has its error.
+    pub async fn next_of_nodes(&self, pages: &mut Pages) -> Result<Option<Vec<NodeOfPage>>> {
+        let page = self.rows.next(pages).await?;
+        let read = |(key, row)| match &key {
+            RowKey::Node(node) => Some((node.clone(), rows::read(&key, &row))),
+            _ => None,
+        };
+        Ok(page.map(|page| page.into_iter().filter_map(read).collect()))
     }
 
     /// Returns all nodes, as they are now.
     pub async fn seen_nodes(&self) -> Result<Vec<SeenNode>> {
         let sessions = self.all_sessions().await?;
-        let (mut after, mut seen) = (String::new(), Vec::new());
-        loop {
-            let found = self.rows.list(&Rows::Nodes { after: after.clone() }, NODES).await?;
-            for (key, row) in &found {
-                let RowKey::Node(node) = key else { continue };
-                let row: Read<NodeRow> = rows::read(key, row)?;
-                after.clone_from(node);
-                let has_session = sessions.contains_key(node);
+        let mut seen = Vec::new();
+        let mut pages = self.pages_of_nodes();
+        while let Some(page) = self.next_of_nodes(&mut pages).await? {
+            for (node, row) in page {
+                let row = row?;
+                let has_session = sessions.contains_key(&node);
                 let holds = match has_session {
-                    true => self.count_claims(node).await? > 0,
+                    true => self.count_claims(&node).await? > 0,
                     // A node that has nothing mounted may be off.
-                    false => self.has_held_claims(node, &row).await?,
+                    false => self.has_held_claims(&node, &row).await?,
                 };
-                seen.push(SeenNode { node: node.clone(), row, has_session, holds });
-            }
-            if found.is_empty() {
-                return Ok(seen);
+                seen.push(SeenNode { node, row, has_session, holds });
             }
         }
+        Ok(seen)
     }
 
     /// Tries a change once. `off`: the row of the machine that was switched off for it.
@@ -363,17 +367,13 @@ impl Cluster {
     async fn all_sessions(&self) -> Result<Sessions> {
         let addresses = self.addresses().await?;
         let mut sessions = Sessions::new();
-        let mut of = Rows::AllSessions { node: String::new(), server: String::new() };
-        loop {
-            let found = self.rows.list(&of, SESSIONS).await?;
-            for (key, row) in &found {
+        let mut pages = self.rows.pages(&Rows::AllSessions);
+        while let Some(page) = self.rows.next(&mut pages).await? {
+            for (key, row) in &page {
                 add_session(&mut sessions, &addresses, key, &rows::read(key, row)?);
             }
-            match found.into_iter().next_back() {
-                Some((RowKey::Session { node, server }, _)) => of = Rows::AllSessions { node, server },
-                _ => return Ok(sessions),
-            }
         }
+        Ok(sessions)
     }
 }
 

@@ -10,10 +10,8 @@ use csid_etcd::{RowKey, Rows};
 use crate::cluster::Cluster;
 use crate::explain::owes;
 use crate::failure::Result;
-use crate::rows::{self, NodeRow, NodeState};
+use crate::rows::{NodeRow, NodeState};
 
-/// Rows that are read together.
-const PAGE: i64 = 500;
 /// The limit of things that need an operator, and of a text about one, in bytes.
 const ATTENTION: usize = 64;
 const TEXT: usize = 256;
@@ -162,31 +160,22 @@ impl Cluster {
         mut see: impl FnMut(&str, Option<&NodeRow>, &'static str),
     ) -> Result<NodeStates> {
         let mut present = BTreeSet::new();
-        let mut of = Rows::AllSessions { node: String::new(), server: String::new() };
-        while let Some((RowKey::Session { node, server }, _)) = {
-            let found = self.rows.list(&of, PAGE).await?;
-            present.extend(found.iter().filter_map(|(key, _)| match key {
-                RowKey::Session { node, .. } => Some(node.clone()),
+        let mut pages = self.rows.pages(&Rows::AllSessions);
+        while let Some(page) = self.rows.next(&mut pages).await? {
+            present.extend(page.into_iter().filter_map(|(key, _)| match key {
+                RowKey::Session { node, .. } => Some(node),
                 _ => None,
             }));
-            found.into_iter().next_back()
-        } {
-            of = Rows::AllSessions { node, server };
         }
         let mut states: NodeStates = STATES.map(|state| (state, 0)).into();
-        let mut of = Rows::Nodes { after: String::new() };
-        while let Some((RowKey::Node(after), _)) = {
-            let found = self.rows.list(&of, PAGE).await?;
-            for (key, row) in &found {
-                let RowKey::Node(node) = key else { continue };
-                let row = rows::read::<NodeRow>(key, row).ok().map(|row| row.value);
-                let state = word_of(row.as_ref(), present.contains(node));
-                see(node, row.as_ref(), state);
+        let mut pages = self.pages_of_nodes();
+        while let Some(page) = self.next_of_nodes(&mut pages).await? {
+            for (node, row) in page {
+                let row = row.ok().map(|row| row.value);
+                let state = word_of(row.as_ref(), present.contains(&node));
+                see(&node, row.as_ref(), state);
                 *states.entry(state).or_default() += 1;
             }
-            found.into_iter().next_back()
-        } {
-            of = Rows::Nodes { after };
         }
         Ok(states)
     }

@@ -8,7 +8,7 @@ use csid_etcd::{Expected, Guard, RowKey, Rows, Swapped, Write, Written};
 
 use crate::cluster::Cluster;
 use crate::proxy::{Losses, Proxy};
-use crate::support::registry;
+use crate::support::{Raw, registry};
 
 fn node() -> RowKey {
     RowKey::Node("n1".into())
@@ -84,6 +84,32 @@ async fn refused_change_has_all_rows_that_have_changed() {
             assert!(error.to_string().ends_with("has 101 comparisons, and the limit is 100"), "{error}");
         }
         outcome => panic!("{outcome:?}"),
+    }
+}
+
+#[tokio::test]
+async fn rows_of_many_pages_are_all_read() {
+    let cluster = Cluster::start(1, &[]).await;
+    let registry = registry(cluster.endpoints());
+    let (rows, mut raw) = (registry.rows(), Raw::connect(cluster.members[0].endpoint()).await);
+    let keys: Vec<_> = (0..205).map(|n| RowKey::Node(format!("n{n:03}"))).collect();
+    for part in keys.chunks(50) {
+        rows.write(&[], part.iter().map(|key| put(key.clone(), "{}", 0)).collect()).await.unwrap();
+    }
+    // More keys than a page has are no rows, between two that are.
+    for n in 0..150 {
+        raw.put(&format!("/csid/v1/node/n100/{n}"), "of another program").await;
+    }
+    let of = |after: &str| Rows::Nodes { after: after.into() };
+    for (of, due) in [(of(""), &keys[..]), (of("n099"), &keys[100..]), (of("n204"), &[]), (Rows::Heard, &[])]
+    {
+        let (mut pages, mut found) = (rows.pages(&of), Vec::new());
+        while let Some(page) = rows.next(&mut pages).await.unwrap() {
+            assert!(!page.is_empty());
+            found.extend(page.into_iter().map(|(key, _)| key));
+        }
+        assert_eq!(found, due, "{of:?}");
+        assert!(rows.next(&mut pages).await.unwrap().is_none());
     }
 }
 
