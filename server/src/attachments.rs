@@ -46,7 +46,7 @@ struct Progress {
     /// The call has had a call tried again that the plugin has refused, or one that a backup has half done.
     has_asked: bool,
     /// Why the attach has failed, as far as the record says it.
-    error: Option<String>,
+    error: Option<Error>,
     failed: bool,
 }
 
@@ -437,19 +437,26 @@ impl Cluster {
     /// Returns why an attach came to nothing.
     fn not_attached(&self, name: &VolumeName, ask: &AttachAsk, begun: Instant, progress: &Progress) -> Error {
         let known = self.failure_since(&failure_name(name, &ask.node_id), begun);
-        let unknown = || {
-            let why = progress.error.clone().unwrap_or_else(|| {
-                "it was detached meanwhile, or another server knows the failure".to_owned()
-            });
-            let text = format!("{name} was not attached to {}: {why}", ask.node_id);
-            Error::new(Kind::PluginError, text)
+        let recorded = || {
+            let (kind, why) = match &progress.error {
+                Some(error) => (error.kind, &*error.message),
+                None => (Kind::PluginError, "it was detached meanwhile, or another server knows the failure"),
+            };
+            Error::new(kind, format!("{name} was not attached to {}: {why}", ask.node_id))
         };
-        known.unwrap_or_else(unknown).with(|details| details.step = Some(Step::Attach))
+        known.unwrap_or_else(recorded).with(|details| details.step = Some(Step::Attach))
     }
 }
 
-fn error_of(at: Option<&Attachment>) -> Option<String> {
-    at.and_then(|at| at.asked.as_ref()).and_then(|asked| asked.error.clone())
+/// Returns how the last call for an attachment has failed. `None`: it has not, or no call was made.
+fn error_of(at: Option<&Attachment>) -> Option<Error> {
+    let asked = at?.asked.as_ref()?;
+    Some(Error::new(kind_of_error(asked), asked.error.clone()?))
+}
+
+/// Returns the kind of the error of the last call.
+fn kind_of_error(asked: &AskedAttach) -> Kind {
+    Kind::read(&asked.error_kind).unwrap_or(Kind::PluginError)
 }
 
 /// Returns the error of a call that the plugin refuses. `None`: it does not.
@@ -457,7 +464,7 @@ fn blocked(record: &Record, node_id: &str) -> Option<ServerError> {
     let at = attachment(record, node_id)?;
     let asked = at.asked.as_ref()?;
     let Blocked { reason } = asked.blocked.as_ref()?;
-    let kind = Kind::read(&asked.error_kind).unwrap_or(Kind::PluginError);
+    let kind = kind_of_error(asked);
     let (what, step) = match at.leg {
         Leg::Making => ("attached to", Step::Attach),
         Leg::Absent | Leg::Present | Leg::Removing => ("detached from", Step::Detach),
@@ -480,7 +487,7 @@ fn too_late(name: &VolumeName, step: Step) -> ServerError {
 /// Returns the error of a call that takes longer than its caller may wait. `at`: the attachment as the record has it.
 fn late(record: &Record, at: Option<&Attachment>, node_id: &str, step: Step) -> Error {
     let name = &record.name;
-    let last = error_of(at).map(|error| format!("; the last try: {error}")).unwrap_or_default();
+    let last = error_of(at).map(|error| format!("; the last try: {}", error.message)).unwrap_or_default();
     let text = match at.map(|at| (at.leg, at.uncalled)) {
         Some((Leg::Making, true)) => {
             let plugin = &record.volume.plugin;

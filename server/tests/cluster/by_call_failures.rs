@@ -12,22 +12,25 @@ use crate::site::{Site, eventually};
 
 #[tokio::test]
 async fn attach_without_an_answer_is_detached_first() {
-    let site = Site::start(1).await;
-    site.register("data", "single-node-writer").await;
+    let site = Site::start(2).await;
     let mut controller = Controller::start(&site, "c1", 0).await;
-    let client = site.operator(0, "attaches");
-    let (attach, lost) = attach_begins(&client, &mut controller, attach_ask("data", "x")).await;
-    controller.join_again(0).await;
-    // The answer to the lost call comes in the new session.
-    controller.end(&lost, attached("/dev/late")).await;
-    let undo = controller.called().await;
-    assert!(!is_publish(&undo) && undo.epoch > lost.epoch, "{undo:?}");
-    let found = at(&site, "data", "x").await;
-    assert!(found.contains("removing") && !found.contains("late"), "{found}");
-    controller.end(&undo, How::Answer(Answer::default())).await;
-    // The caller still waits.
-    assert!(controller.publish().await.epoch > undo.epoch);
-    attach.await.unwrap().unwrap();
+    // The second caller asks a server that knows the failure by the record alone.
+    for (server, volume) in [(0, "data"), (1, "more")] {
+        site.register(volume, "single-node-writer").await;
+        let client = site.operator(server, "attaches");
+        let (attach, lost) = attach_begins(&client, &mut controller, attach_ask(volume, "x")).await;
+        controller.join_again(0).await;
+        // The answer to the lost call comes in the new session.
+        controller.end(&lost, attached("/dev/late")).await;
+        let undo = controller.called().await;
+        assert!(!is_publish(&undo) && undo.epoch > lost.epoch, "{undo:?}");
+        let found = at(&site, volume, "x").await;
+        assert!(found.contains("removing") && !found.contains("late"), "{found}");
+        controller.end(&undo, How::Answer(Answer::default())).await;
+        // The caller still waits.
+        assert!(controller.publish().await.epoch > undo.epoch);
+        attach.await.unwrap().unwrap();
+    }
 }
 
 /// The server that has sent the call dies. Another one drives it on, and the caller asks that one.

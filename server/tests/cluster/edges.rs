@@ -589,7 +589,7 @@ fn user(name: &str, plugin: &str) -> PluginReport {
 
 /// Returns whether a refusal is no outcome: the call may have had its effect, or servers have undone an attach without an answer.
 fn is_open(refusal: &Refusal) -> bool {
-    refusal.kind == "Uncertain" || refusal.message.contains("did not answer the controller call")
+    refusal.kind == "Uncertain"
 }
 
 /// Returns the outcome of a call. `None`: the server has died, or a repeat may have another outcome.
