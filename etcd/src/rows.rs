@@ -83,11 +83,18 @@ impl RowStore {
         Ok(self.client.range("read a row", request).await?.kvs.into_iter().next().map(row))
     }
 
-    /// Reads at most `most` rows, in the order of their keys.
-    pub async fn list(&self, of: &Rows, most: i64) -> Result<Vec<(RowKey, Row)>, EtcdError> {
-        let (key, range_end) = self.keys.rows(of);
-        let request = RangeRequest { key, range_end, limit: most, ..RangeRequest::default() };
-        Ok(self.of_kvs(self.client.range("list rows", request).await?.kvs))
+    /// Reads all rows of a kind, in the order of their keys.
+    pub async fn all(&self, of: &Rows) -> Result<Vec<(RowKey, Row)>, EtcdError> {
+        let (mut pages, mut all) = (self.pages(of), Vec::new());
+        while let Some(page) = self.next(&mut pages).await? {
+            all.extend(page);
+        }
+        Ok(all)
+    }
+
+    /// Returns whether there is a row of a kind.
+    pub async fn has_any(&self, of: &Rows) -> Result<bool, EtcdError> {
+        Ok(self.next(&mut self.pages(of)).await?.is_some())
     }
 
     /// Begins a list of all rows of a kind.
@@ -104,16 +111,13 @@ impl RowStore {
             let found = self.client.range("list rows", request).await?;
             // The least key that is greater than a key ends with a byte of 0.
             pages.next = found.kvs.last().filter(|_| found.more).map(|last| [&last.key[..], &[0]].concat());
-            let page = self.of_kvs(found.kvs);
+            let of_kv = |kv: KeyValue| Some((self.keys.read_row(&kv.key)?, row(kv)));
+            let page: Vec<_> = found.kvs.into_iter().filter_map(of_kv).collect();
             if !page.is_empty() {
                 return Ok(Some(page));
             }
         }
         Ok(None)
-    }
-
-    fn of_kvs(&self, kvs: Vec<KeyValue>) -> Vec<(RowKey, Row)> {
-        kvs.into_iter().filter_map(|kv| Some((self.keys.read_row(&kv.key)?, row(kv)))).collect()
     }
 
     /// Writes rows in one transaction, if all guards hold.

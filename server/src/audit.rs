@@ -14,7 +14,6 @@ use crate::by_call::half_done;
 use crate::cluster::Cluster;
 use crate::excluded::why_waits;
 use crate::failure::Result;
-use crate::nodes::SERVERS;
 use crate::rows::{
     DrainedRow, HeardRow, MetaRow, Mode, NodeRow, PluginRow, RefusedClaimRow, ServerRow, SessionRow, UsedRow,
 };
@@ -352,7 +351,7 @@ impl Cluster {
     /// Finds the volumes that are still of a server that is gone, after another one had the time to go on.
     async fn wait_for_drivers(&self, seen: &mut Seen) -> Result<()> {
         tokio::time::sleep(TAKEOVER).await;
-        let rows = self.while_here(async { Ok(self.rows.list(&Rows::Servers, SERVERS).await?) }).await?;
+        let rows = self.while_here(async { Ok(self.rows.all(&Rows::Servers).await?) }).await?;
         let is_there = |id: &str| rows.iter().any(|(key, _)| *key == RowKey::Server(id.to_owned()));
         for (name, key, server) in std::mem::take(&mut seen.driven).into_iter().take(FINDINGS) {
             let record = self.while_here(async { Ok(self.registry.record(name).await?) }).await?;

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use crate::cluster::Cluster;
 use crate::failure::Result;
-use crate::nodes::{SERVERS, SeenNode};
+use crate::nodes::SeenNode;
 use crate::rows::NodeState;
 
 /// The time between two looks.
@@ -119,7 +119,7 @@ pub async fn fence_away(cluster: Arc<Cluster>, name: String) {
 /// Looks at all nodes. Returns whether this server is the one that acts, and the nodes.
 async fn look(cluster: &Cluster, id: &str) -> Result<(bool, Vec<SeenNode>)> {
     cluster.normal().await?;
-    let servers = cluster.rows.list(&Rows::Servers, SERVERS).await?;
+    let servers = cluster.rows.all(&Rows::Servers).await?;
     let first = servers.iter().filter_map(|(key, _)| match key {
         RowKey::Server(id) => Some(id.as_str()),
         _ => None,

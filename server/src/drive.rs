@@ -444,7 +444,7 @@ impl Driving {
     /// Returns whether a node has had no session for so long that nobody waits there for its pending claims.
     async fn has_left(&self, node: &str) -> Result<bool> {
         let sessions = Rows::Sessions { node: node.to_owned() };
-        let is_there = self.sessions.has(node) || !self.cluster.rows.list(&sessions, 1).await?.is_empty();
+        let is_there = self.sessions.has(node) || self.cluster.rows.has_any(&sessions).await?;
         let now = Instant::now();
         let mut away = self.away();
         // The node may have been there since an earlier look.

@@ -20,8 +20,6 @@ use crate::time::now_usec;
 
 /// The protocol of sessions.
 const PROTOCOL: u32 = 1;
-/// Rows that a join reads at most: sessions of one node, and servers.
-const MOST: i64 = 100;
 const PLUGINS: usize = 64;
 /// The limit of plugins whose names of a node are kept.
 const NODE_IDS: usize = 128;
@@ -122,8 +120,7 @@ impl Cluster {
             return Ok(Some(refused("another-machine", text)));
         }
         if is_other_boot {
-            let sessions = self.rows.list(&Rows::Sessions { node: node.to_owned() }, MOST).await?;
-            if !sessions.is_empty() {
+            if self.has_sessions(node).await? {
                 let text = format!("node {node} has a session of another boot");
                 return Ok(Some(refused("twice", text)));
             }
@@ -251,7 +248,7 @@ impl Cluster {
     /// Returns the addresses of the servers that run.
     async fn servers(&self) -> Result<Vec<String>> {
         let mut addresses = Vec::new();
-        for (key, row) in self.rows.list(&Rows::Servers, MOST).await? {
+        for (key, row) in self.rows.all(&Rows::Servers).await? {
             addresses.push(rows::read::<ServerRow>(&key, &row)?.value.address);
         }
         addresses.sort();

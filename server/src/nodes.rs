@@ -23,10 +23,6 @@ use crate::node_rules::{
 };
 use crate::rows::{self, NodeRow, NodeState, Read, RowError, ServerRow, SessionRow};
 
-/// Sessions of one node that are read at most.
-const SESSIONS: i64 = 1000;
-/// Servers that are read at most.
-pub const SERVERS: i64 = 100;
 /// Tries of a change that others are faster with.
 const TRIES: usize = 16;
 
@@ -84,7 +80,7 @@ impl Cluster {
             let addresses = self.addresses().await?;
             let of = Rows::Sessions { node: node.to_owned() };
             let mut sessions = Sessions::new();
-            for (key, row) in self.rows.list(&of, SESSIONS).await? {
+            for (key, row) in self.rows.all(&of).await? {
                 add_session(&mut sessions, &addresses, &key, &rows::read(&key, &row)?);
             }
             let sessions = sessions.remove(node).unwrap_or_default();
@@ -346,7 +342,7 @@ impl Cluster {
     }
 
     pub async fn has_sessions(&self, node: &str) -> Result<bool> {
-        Ok(!self.rows.list(&Rows::Sessions { node: node.to_owned() }, 1).await?.is_empty())
+        Ok(self.rows.has_any(&Rows::Sessions { node: node.to_owned() }).await?)
     }
 
     async fn count_claims(&self, node: &str) -> Result<u64> {
@@ -356,7 +352,7 @@ impl Cluster {
     /// Returns the addresses of the servers that run, by their IDs.
     async fn addresses(&self) -> Result<HashMap<String, String>> {
         let mut addresses = HashMap::new();
-        for (key, row) in self.rows.list(&Rows::Servers, SERVERS).await? {
+        for (key, row) in self.rows.all(&Rows::Servers).await? {
             if let RowKey::Server(id) = &key {
                 addresses.insert(id.clone(), rows::read::<ServerRow>(&key, &row)?.value.address);
             }
@@ -367,11 +363,8 @@ impl Cluster {
     async fn all_sessions(&self) -> Result<Sessions> {
         let addresses = self.addresses().await?;
         let mut sessions = Sessions::new();
-        let mut pages = self.rows.pages(&Rows::AllSessions);
-        while let Some(page) = self.rows.next(&mut pages).await? {
-            for (key, row) in &page {
-                add_session(&mut sessions, &addresses, key, &rows::read(key, row)?);
-            }
+        for (key, row) in self.rows.all(&Rows::AllSessions).await? {
+            add_session(&mut sessions, &addresses, &key, &rows::read(&key, &row)?);
         }
         Ok(sessions)
     }

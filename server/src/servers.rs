@@ -7,7 +7,6 @@ use crate::by_call::half_done;
 use crate::cluster::Cluster;
 use crate::failure::Result;
 use crate::heard::Missing;
-use crate::nodes::SERVERS;
 use crate::rows::{self, Mode, Read, ServerRow};
 use crate::view::attachment_name;
 
@@ -21,7 +20,7 @@ impl Cluster {
         self.while_here(async {
             let meta = self.meta_now().await?.value;
             let mut servers = Vec::new();
-            for (key, row) in self.rows.list(&Rows::Servers, SERVERS).await? {
+            for (key, row) in self.rows.all(&Rows::Servers).await? {
                 let RowKey::Server(id) = &key else { continue };
                 servers.push(self.shown(id, rows::read(&key, &row)?));
             }

@@ -160,12 +160,10 @@ impl Cluster {
         mut see: impl FnMut(&str, Option<&NodeRow>, &'static str),
     ) -> Result<NodeStates> {
         let mut present = BTreeSet::new();
-        let mut pages = self.rows.pages(&Rows::AllSessions);
-        while let Some(page) = self.rows.next(&mut pages).await? {
-            present.extend(page.into_iter().filter_map(|(key, _)| match key {
-                RowKey::Session { node, .. } => Some(node),
-                _ => None,
-            }));
+        for (key, _) in self.rows.all(&Rows::AllSessions).await? {
+            if let RowKey::Session { node, .. } = key {
+                present.insert(node);
+            }
         }
         let mut states: NodeStates = STATES.map(|state| (state, 0)).into();
         let mut pages = self.pages_of_nodes();

@@ -13,7 +13,6 @@ use crate::cluster::{Cluster, RESTORED, meta_guard};
 use crate::edges;
 use crate::failure::Result;
 use crate::grants::May;
-use crate::nodes::SERVERS;
 use crate::rows::{self, MetaRow, Mode, Schemas, ServerRow};
 
 /// Tries of a change that others are faster with.
@@ -72,7 +71,7 @@ impl Cluster {
 
     /// Refuses a version that a server which runs does not know.
     async fn refuse_unknown(&self, schema: u32) -> Result<()> {
-        for (key, row) in self.rows.list(&Rows::Servers, SERVERS).await? {
+        for (key, row) in self.rows.all(&Rows::Servers).await? {
             let RowKey::Server(id) = &key else { continue };
             let ServerRow { name, schema_min: min, schema_max: max, version, .. } =
                 rows::read(&key, &row)?.value;

@@ -22,8 +22,6 @@ use crate::rows::{self, NodeRow, Read, UsedRow};
 
 /// Tries of a count that others are faster with.
 const TRIES: usize = 16;
-/// Rows of a node that are read together. A node reports 64 plugins at most.
-const ROWS: i64 = 200;
 
 /// What a change of a record writes besides the record.
 #[derive(Default)]
@@ -203,7 +201,7 @@ impl Cluster {
 
     /// Removes the counts of a node that has no volume, and gets none any more.
     pub async fn drop_used(&self, node: &str, row: &Read<NodeRow>) -> Result<()> {
-        for (key, used) in self.rows.list(&Rows::Used { node: node.to_owned() }, ROWS).await? {
+        for (key, used) in self.rows.all(&Rows::Used { node: node.to_owned() }).await? {
             let guards = [
                 Guard { key: key.clone(), is: Expected::Revision(used.revision) },
                 crate::cluster::node_guard(node, row),

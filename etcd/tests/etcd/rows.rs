@@ -103,13 +103,9 @@ async fn rows_of_many_pages_are_all_read() {
     let of = |after: &str| Rows::Nodes { after: after.into() };
     for (of, due) in [(of(""), &keys[..]), (of("n099"), &keys[100..]), (of("n204"), &[]), (Rows::Heard, &[])]
     {
-        let (mut pages, mut found) = (rows.pages(&of), Vec::new());
-        while let Some(page) = rows.next(&mut pages).await.unwrap() {
-            assert!(!page.is_empty());
-            found.extend(page.into_iter().map(|(key, _)| key));
-        }
+        let found: Vec<_> = rows.all(&of).await.unwrap().into_iter().map(|(key, _)| key).collect();
         assert_eq!(found, due, "{of:?}");
-        assert!(rows.next(&mut pages).await.unwrap().is_none());
+        assert_eq!(rows.has_any(&of).await.unwrap(), !due.is_empty());
     }
 }
 
@@ -198,7 +194,7 @@ async fn row_ends_with_its_lease() {
     registry.reached(revision).await.unwrap();
     assert_eq!(rows.write(&[absent], write()).await.unwrap(), Written::Refused(key.clone()));
     assert!(rows.keep_lease(lease).await.unwrap());
-    let found = rows.list(&Rows::Servers, 10).await.unwrap();
+    let found = rows.all(&Rows::Servers).await.unwrap();
     assert_eq!((found.len(), &found[0].0, &found[0].1.value), (1, &key, &b"beat".to_vec()));
     rows.revoke_lease(lease).await.unwrap();
     assert_eq!(rows.read(&key).await.unwrap(), None);

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::attach::{Controller, claiming, row, user};
 use crate::operators::{csictl, operator, operator_file};
-use crate::site::{First, Refusal, Site, eventually, next_server_program};
+use crate::site::{First, Raw, Refusal, Site, eventually, next_server_program};
 
 /// Returns the version of the values.
 async fn schema(site: &Site) -> u64 {
@@ -70,6 +70,24 @@ async fn upgrade_waits_for_the_last_server() {
     let _session = node.join(1).await;
     let claim = node.claim(1, "data").await.unwrap();
     node.detached(0, "data", &claim).await.unwrap();
+}
+
+/// The rows of servers are read in pages, and the last one of 150 knows less.
+#[tokio::test]
+async fn upgrade_asks_each_of_many_servers() {
+    let mut site = Site::start(1).await;
+    let mut raw = site.raw().await;
+    let row =
+        async |raw: &mut Raw| String::from_utf8(raw.below("/csid/v1/server/").await.remove(0).value).unwrap();
+    let old = row(&mut raw).await;
+    upgrade_server(&mut site, 0).await;
+    let new = row(&mut raw).await;
+    for n in 0..150 {
+        raw.put(&format!("/csid/v1/server/x{n:03}"), if n == 149 { &old } else { &new }).await;
+    }
+    let refusal = site.admin(0, "all").upgrade(UpgradeAsk { schema: 3 }).await.unwrap_err();
+    assert!(refusal.message().contains("(x149, "), "{refusal:?}");
+    assert_eq!(schema(&site).await, 2);
 }
 
 #[tokio::test]
