@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use csid::store::registry::{Attachment, DrivenCall, Driver, Record, Registry};
+use csid::store::registry::{Attachment, Driver, Record, Registry};
 use csid::store::rows::Leg;
 use csid::volume::rules::{ClaimAction, ClaimOutcome};
 use csid::{Error, Kind};
@@ -13,7 +13,7 @@ use crate::by_call::{
     remove_forgotten, set_called, set_node,
 };
 use crate::cluster::{meta_guard, node_guard};
-use crate::drive::{Driving, NOTHING, Next, SHORT, Turn, rpc_of, unanswered};
+use crate::drive::{Driving, NOTHING, Next, SHORT, Turn, unanswered};
 use crate::failure::{Result, ServerError};
 use crate::forward::{Ended, Ready};
 use crate::pace::{BLOCKED, Memory, Wish};
@@ -176,17 +176,10 @@ impl Driving {
         set_called(&mut after, &node_id);
         let time = self.cluster.config.controller_time;
         let mut ready = Ready::of_attachment(&after, &node_id, action, host, time)?;
-        let (node, consumer) = (at.node.clone(), String::new());
-        let call = DrivenCall {
-            id: ready.id.clone(),
-            rpc: rpc_of(action),
-            node,
-            consumer,
-            node_id: node_id.clone(),
-        };
-        let sent = self.send_after_intent(record, after, &mut ready, call, guards).await?;
-        let Some((after, ended)) = sent else { return Ok(None) };
-        let unanswered = unanswered(record, &ready, &ended.outcome);
+        let intended = self.enter_intent(&mut after, &ready, &node_id)?;
+        let Some(after) = self.cluster.swap(record, after, guards).await? else { return Ok(None) };
+        let ended = self.send_intended(&after, &mut ready, &intended).await?;
+        let unanswered = unanswered(intended.before.as_ref(), &ready, &ended.outcome);
         self.finish_attachment([record, &after], (&ready, &node_id), &ended, unanswered).await?;
         self.cluster.was_driven(&record.name);
         Ok(Some(ended.outcome))

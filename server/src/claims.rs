@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use crate::cluster::{CallOutcome, Cluster, is_in_state, meta_guard, node_guard, not_joined};
 use crate::controllers::plugin_guard;
+use crate::drive::Driving;
 use crate::excluded::{left_attached, refuse_excluded};
 use crate::failure::{Result, ServerError};
 use crate::grants::May;
@@ -47,6 +48,7 @@ impl Cluster {
     /// the way, the call waits in the queue, if it asks for that.
     pub async fn claim(
         self: &Arc<Self>,
+        driving: &Arc<Driving>,
         caller: &Identity,
         ask: ClaimAsk,
         has_session: bool,
@@ -69,7 +71,7 @@ impl Cluster {
                 Some(place) => Ok(Tried::Queued(place)),
                 None => {
                     let trying = Trying::Claim { wanted: wanted.clone(), found: waits.clone() };
-                    self.try_in_turn(&Arc::new(trying), deadline).await
+                    self.try_in_turn(driving, &Arc::new(trying), deadline).await
                 }
             };
             if let Err(ServerError::Refused(_)) = &tried
@@ -317,7 +319,12 @@ impl Cluster {
     }
 
     /// Takes a node's word that it has nothing of a claim any more.
-    pub async fn detached(self: &Arc<Self>, caller: &Identity, owed: Owed) -> Result<Accepted> {
+    pub async fn detached(
+        self: &Arc<Self>,
+        driving: &Arc<Driving>,
+        caller: &Identity,
+        owed: Owed,
+    ) -> Result<Accepted> {
         self.require_node(caller)?;
         let name = rules::volume_name(&owed.namespace, &owed.volume)?;
         check_name("consumer", &owed.consumer)?;
@@ -334,7 +341,7 @@ impl Cluster {
         let trying = Arc::new(Trying::End(end.into()));
         let deadline = Instant::now() + CONTROLLER;
         for _ in 0..TRIES {
-            match self.try_in_turn(&trying, deadline).await? {
+            match self.try_in_turn(driving, &trying, deadline).await? {
                 Tried::Ended => return Ok(Accepted {}),
                 Tried::Late => break,
                 _ => {}

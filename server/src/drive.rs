@@ -7,8 +7,9 @@
 //!                                └──────────────▶ driver(no call, host) ──────────────────────▶ driver(next call)
 //! ```
 //!
-//! The intent is in etcd before the call is sent, and its revision is the call's epoch. A call without an answer may run on its host for
-//! a while. So the next call goes to the same host, which makes them one after the other, or to another one when the time for that is over.
+//! The intent is in etcd before the call is sent, and its revision is the call's epoch. A claim may be written with it.
+//! A call without an answer may run on its host for a while. So the next call goes to the same host, which makes them one after the other,
+//! or to another one when the time for that is over.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +19,7 @@ use std::time::Duration;
 use csi_proto::cluster::v1::{CallEnded, ControllerCall};
 use csid::store::registry::{Claim, ClaimState, DrivenCall, DrivenRpc, Driver, Record, Registry, VolumeName};
 use csid::store::rows::Leg;
-use csid::volume::rules::{self, ClaimAction, ClaimEffect, ClaimEvent, ClaimNext, ClaimOutcome};
+use csid::volume::rules::{self, ClaimAction, ClaimEffect, ClaimEvent, ClaimOutcome};
 use csid::{Error, Kind};
 use csid_etcd::{Expected, Guard, RowKey, Rows};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
@@ -30,11 +31,12 @@ use crate::by_call::{
 use crate::cluster::{CallOutcome, Cluster, ToDrive, meta_guard, node_guard};
 use crate::controllers::plugin_guard;
 use crate::edges::{self, Edge};
-use crate::excluded::{excluding, left_attached, why_waits};
+use crate::excluded::left_attached;
 use crate::failure::Result;
 use crate::forward::{Ended, Ready, START, read};
 use crate::metrics::{method_name, plugin_of};
-use crate::pace::{Awaited, BLOCKED, Calls, Memory, Wish};
+use crate::pace::{Awaited, Calls, Memory};
+use crate::presence::Here;
 use crate::records::{Around, TRIES, busy, stepped};
 use crate::rows::NodeState;
 use crate::sessions::Sessions;
@@ -89,6 +91,53 @@ enum Place {
     Runs { again: bool },
     /// Nothing can be done here before this time, unless the record changes, a caller asks, or a controller comes.
     Rests(Instant, Memory),
+}
+
+/// A volume without a task, as it was when its place was taken.
+struct Rested {
+    until: Instant,
+    memory: Memory,
+    place: OwnedSemaphorePermit,
+}
+
+/// The place of a volume whose task may begin soon. Its drop gives the place back.
+pub(crate) struct Reserved {
+    driving: Arc<Driving>,
+    name: VolumeName,
+    until: Instant,
+    pub memory: Memory,
+    /// `None`: the task has it.
+    place: Option<OwnedSemaphorePermit>,
+}
+
+impl Reserved {
+    /// Takes the place out, for the task that begins.
+    pub fn take(mut self) -> Option<(Arc<Driving>, Memory, OwnedSemaphorePermit)> {
+        let place = self.place.take()?;
+        Some((self.driving.clone(), std::mem::take(&mut self.memory), place))
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        if self.place.is_none() {
+            return;
+        }
+        let rests = Place::Rests(self.until, std::mem::take(&mut self.memory));
+        let before = self.driving.table().insert(self.name.clone(), rests);
+        if let Some(Place::Runs { again: true }) = before {
+            self.driving.cluster.wake(&self.name);
+        }
+    }
+}
+
+/// An intent that this server writes, and what was there before it.
+pub(crate) struct Intended {
+    here: Here,
+    /// When this server has begun to write it.
+    begun: Instant,
+    /// The driver of the call before, if that was to the same host.
+    pub before: Option<Driver>,
 }
 
 /// The host of a volume's next call.
@@ -221,12 +270,31 @@ impl Driving {
             }
             Some(Place::Rests(..)) | None => {}
         }
-        let Ok(place) = self.places.clone().try_acquire_owned() else { return };
-        let memory = match table.insert(name.clone(), Place::Runs { again: false }) {
-            Some(Place::Rests(_, memory)) => memory,
-            Some(Place::Runs { .. }) | None => Memory::default(),
-        };
+        let Some(Rested { memory, place, .. }) = self.take_place(&mut table, name) else { return };
         tokio::spawn(self.clone().drive(name.clone(), memory, written, place));
+    }
+
+    /// Takes the place of a volume that has no task. `None`: tasks have all places of this server.
+    fn take_place(&self, table: &mut HashMap<VolumeName, Place>, name: &VolumeName) -> Option<Rested> {
+        let place = self.places.clone().try_acquire_owned().ok()?;
+        let (until, memory) = match table.insert(name.clone(), Place::Runs { again: false }) {
+            Some(Place::Rests(until, memory)) => (until, memory),
+            Some(Place::Runs { .. }) | None => (Instant::now(), Memory::default()),
+        };
+        Some(Rested { until, memory, place })
+    }
+
+    /// Takes the place of a volume for a task that may begin soon. `None`: it has one, or this server begins none.
+    pub(crate) fn reserve(self: &Arc<Self>, name: &VolumeName) -> Option<Reserved> {
+        if self.stops.load(Ordering::Acquire) {
+            return None;
+        }
+        let mut table = self.table();
+        if let Some(Place::Runs { .. }) = table.get(name) {
+            return None;
+        }
+        let Rested { until, memory, place } = self.take_place(&mut table, name)?;
+        Some(Reserved { driving: self.clone(), name: name.clone(), until, memory, place: Some(place) })
     }
 
     /// Ends a task, unless it is to look again.
@@ -243,7 +311,7 @@ impl Driving {
     }
 
     /// Acts for a volume until nothing is left to do here.
-    async fn drive(
+    pub(crate) async fn drive(
         self: Arc<Self>,
         name: VolumeName,
         mut memory: Memory,
@@ -348,101 +416,11 @@ impl Driving {
             // The volume has no claims.
             return self.turn_of_attachments(&record, memory, guards, (of_volume, generation)).await;
         }
-        let hosts = self.cluster.hosts(&record, self.sessions.controllers(&record.volume.plugin));
-        let Next { host, may_run } = self.choose(&record, &hosts, memory);
-        let mut is_waiting = of_volume.is_some();
-        let is_there = |wish: &Wish| record.claims.iter().any(|claim| Wish::of(claim) == *wish);
-        memory.failed.retain(|wish, _| is_there(wish) || (of_volume.is_some() && wish.is_of_volume()));
-        let mut pause: Option<Duration> = None;
-        for claim in due(&record) {
-            let wish = Wish::of(claim);
-            if let Some(left) = memory.pause(&wish) {
-                // The others have their turn meanwhile.
-                pause = Some(pause.map_or(left, |pause| pause.min(left)));
-                continue;
-            }
-            let around = self.cluster.around(&record, &claim.node).await?;
-            let mut guards = guards.clone();
-            let is_unwanted = claim.state == ClaimState::Pending
-                && (!is_ready(&around)
-                    || self.has_left(&claim.node).await?
-                    || self.cluster.is_forsaken(claim, &mut guards).await?);
-            let is_live = matches!(claim.state, ClaimState::Pending | ClaimState::Taken) && !claim.releasing;
-            if is_live && !is_unwanted && excluding(&record, claim).next().is_some() {
-                // Both may have the volume already. An operator decides.
-                pause = Some(pause.map_or(NOTHING, |pause| pause.min(NOTHING)));
-                continue;
-            }
-            let (after, next) = next_step(&record, claim, &around, is_unwanted)?;
-            guards.extend(around.node.as_ref().map(|row| node_guard(&claim.node, row)));
-            guards.push(plugin_guard(&record.volume.plugin, around.plugin.as_ref()));
-            let is_detach = matches!(&next, ClaimNext::Run(effect) if effect.action == ClaimAction::Detach);
-            let stepped = after.claim_at(&claim.consumer, &claim.node).unwrap_or(claim);
-            let next = match is_detach && why_waits(&record, stepped, around.has_refused_mounts()).is_some() {
-                true => ClaimNext::Rest,
-                false => next,
-            };
-            match (next, host) {
-                (ClaimNext::Run(effect), _) if effect.action == ClaimAction::NodeDetach => {}
-                (ClaimNext::Run(_), None) => is_waiting = true,
-                (ClaimNext::Run(effect), Some(host)) => {
-                    let Some(_calling) = self.calls.begin(&record.volume.plugin) else {
-                        pause = Some(pause.map_or(SHORT, |pause| pause.min(SHORT)));
-                        continue;
-                    };
-                    let boot = around.claims(&record, &claim.node).boot;
-                    // What is blocked by any server is sent nothing.
-                    let Some(of_host) = self.cluster.host_guard(host).await? else {
-                        return Ok(Turn::Rest(NOTHING));
-                    };
-                    guards.push(of_host);
-                    let (outcome, is_taken) =
-                        match self.call(&record, after, effect, host, boot, guards).await? {
-                            Some(called) => called,
-                            None => return Ok(Turn::Again),
-                        };
-                    match outcome {
-                        ClaimOutcome::Done => drop(memory.failed.remove(&wish)),
-                        // Its node has the claim, and asks again for the attachment.
-                        ClaimOutcome::Hopeless(_) | ClaimOutcome::NotSent(Some(_)) if is_taken => {
-                            memory.has_failed(wish, NOTHING);
-                        }
-                        ClaimOutcome::Hopeless(_) | ClaimOutcome::NotSent(Some(_)) if wish.is_blocked => {
-                            memory.has_failed(wish, BLOCKED);
-                        }
-                        ClaimOutcome::Hopeless(_) | ClaimOutcome::NotSent(Some(_)) => {}
-                        ClaimOutcome::Unknown | ClaimOutcome::Again | ClaimOutcome::NotSent(None) => {
-                            memory.has_failed(wish, Duration::ZERO);
-                        }
-                    }
-                    return Ok(Turn::Again);
-                }
-                _ if after != record => {
-                    self.cluster.swap_granting(&record, after, guards).await?;
-                    self.cluster.was_driven(&record.name);
-                    return Ok(Turn::Again);
-                }
-                _ => {}
-            }
-        }
-        // A call without an answer may have been for a node whose row was forgotten. It runs on its host until its time is over.
-        if pause.is_none() && record.driver.is_some() && !is_waiting && may_run.is_none() {
-            let after = Record { driver: None, ..record.clone() };
-            self.cluster.swap(&record, after, guards).await?;
-            return Ok(Turn::Again);
-        }
-        // The host's next session ends the rest, and so does a change of the record. A pending claim's node may leave meanwhile.
-        let is_pending =
-            !record.queue.is_empty() || record.claims.iter().any(|claim| claim.state == ClaimState::Pending);
-        let reasons = [pause, may_run, is_pending.then_some(NOTHING), of_volume];
-        let rest = reasons.into_iter().flatten().min().unwrap_or(NOTHING);
-        // A task that waits for long would have the place of another volume's.
-        let is_short = (pause.is_some() || of_volume.is_some()) && rest < SHORT;
-        Ok(if is_short { Turn::Wait(rest) } else { Turn::Rest(rest) })
+        self.turn_of_claims(&record, memory, guards, of_volume).await
     }
 
     /// Returns whether a node has had no session for so long that nobody waits there for its pending claims.
-    async fn has_left(&self, node: &str) -> Result<bool> {
+    pub(crate) async fn has_left(&self, node: &str) -> Result<bool> {
         let sessions = Rows::Sessions { node: node.to_owned() };
         let is_there = self.sessions.has(node) || self.cluster.rows.has_any(&sessions).await?;
         let now = Instant::now();
@@ -519,68 +497,38 @@ impl Driving {
         Ok(Turn::Again)
     }
 
-    /// Makes one call: writes its intent, sends it, and writes its outcome. Returns the outcome, and whether the node has the claim.
-    /// `None`: the record has changed, so nothing was sent.
-    async fn call(
-        &self,
-        record: &Record,
-        after: Record,
-        effect: ClaimEffect,
-        host: &str,
-        boot: String,
-        guards: Vec<Guard>,
-    ) -> Result<Option<(ClaimOutcome, bool)>> {
-        let mut after = after;
-        rules::enter_attach_secrets(&mut after, &effect, false);
-        after.attachments.iter_mut().filter(|at| at.node == effect.node).for_each(|at| at.uncalled = false);
-        let time = self.cluster.config.controller_time;
-        let mut ready = Ready::new(&after, effect, host, boot, time)?;
+    /// Enters the driver of a call, which this server is about to write. `node_id`: the plugin's name of the node, for an attachment by AttachVolume.
+    pub(crate) fn enter_intent(&self, after: &mut Record, ready: &Ready, node_id: &str) -> Result<Intended> {
+        let here = self.cluster.presence.here()?;
+        // The host may still run the call before, which has no answer.
+        let before = after.driver.take().filter(|driver| driver.host == ready.host);
         let call = DrivenCall {
             id: ready.id.clone(),
             rpc: rpc_of(ready.effect.action),
             node: ready.effect.node.clone(),
             consumer: ready.effect.consumer.clone(),
-            node_id: String::new(),
+            node_id: node_id.to_owned(),
         };
-        let Some((after, ended)) = self.send_after_intent(record, after, &mut ready, call, guards).await?
-        else {
-            return Ok(None);
-        };
-        let unanswered = unanswered(record, &ready, &ended.outcome);
-        let outcome = self.finish(&after, &ready, &ended, unanswered).await?;
-        self.cluster.was_driven_to(&record.name, outcome.map(Arc::new));
-        let claim = after.claim_at(&ready.effect.consumer, &ready.effect.node);
-        let is_taken = claim.is_some_and(|claim| claim.state == ClaimState::Taken);
-        Ok(Some((ended.outcome, is_taken)))
+        after.driver = Some(intent(before.as_ref(), &here.id, &ready.host, call, ready.message.deadline_ms));
+        Ok(Intended { here, begun: Instant::now(), before })
     }
 
-    /// Writes the intent of a call, and sends it. Returns the record with the intent, and the call's end. `None`: the record has changed, so nothing
-    /// was sent.
-    pub(crate) async fn send_after_intent(
+    /// Sends a call whose intent is written, and waits for its end. `sent`: the record with the intent.
+    pub(crate) async fn send_intended(
         &self,
-        record: &Record,
-        mut after: Record,
+        sent: &Record,
         ready: &mut Ready,
-        call: DrivenCall,
-        guards: Vec<Guard>,
-    ) -> Result<Option<(Record, Ended)>> {
-        let (here, host) = (self.cluster.presence.here()?, ready.host.clone());
-        // The host may still run the call before, which has no answer.
-        let before = record.driver.as_ref().filter(|driver| driver.host == host);
-        let node = call.node.clone();
-        after.driver = Some(intent(before, &here.id, &host, call, ready.message.deadline_ms));
-        let begun = Instant::now();
-        let Some(after) = self.cluster.swap(record, after, guards).await? else { return Ok(None) };
-        ready.message.epoch = after.revision;
-        // A server that has stood still since then sends nothing. It may not know yet that its lease is over.
-        let ended = match self.cluster.presence.here()? == here && begun.elapsed() < FRESH {
-            true => self.send(ready).await,
-            false => Ended::lost(&host),
-        };
+        intended: &Intended,
+    ) -> Result<Ended> {
+        ready.message.epoch = sent.revision;
+        // A server that has stood still since the intent sends nothing. It may not know yet that its lease is over.
+        let is_fresh = self.cluster.presence.here()? == intended.here && intended.begun.elapsed() < FRESH;
+        let ended = if is_fresh { self.send(ready).await } else { Ended::lost(&ready.host) };
         if let Some(error) = &ended.error {
-            tracing::warn!(volume = %record.name, host, node, %error, "a controller call has failed");
+            let (host, node) = (&ready.host, &ready.effect.node);
+            tracing::warn!(volume = %sent.name, host, node, %error, "a controller call has failed");
         }
-        Ok(Some((after, ended)))
+        Ok(ended)
     }
 
     /// Sends a call, and waits for its end.
@@ -611,7 +559,7 @@ impl Driving {
 
     /// Writes the outcome of a call, and returns what is written. `None`: another server has taken over. `sent`: the record with the call's intent. `unanswered`: the call that
     /// the host may still run.
-    async fn finish(
+    pub(crate) async fn finish(
         &self,
         sent: &Record,
         ready: &Ready,
@@ -684,16 +632,14 @@ pub fn intent(
     }
 }
 
-/// Returns the call without an answer that a host may still run, after a call to it has ended. `record`: that before the call's intent.
-pub fn unanswered(record: &Record, ready: &Ready, outcome: &ClaimOutcome) -> Option<String> {
+/// Returns the call without an answer that a host may still run, after a call to it has ended. `before`: the driver of the call before, if that
+/// was to the same host.
+pub fn unanswered(before: Option<&Driver>, ready: &Ready, outcome: &ClaimOutcome) -> Option<String> {
     match outcome {
         // The plugin may go on with it after its time. Another host's plugin would not wait for that.
         ClaimOutcome::Unknown | ClaimOutcome::Again => Some(ready.id.clone()),
         // A host that has not made this call may still run the one before.
-        ClaimOutcome::NotSent(_) => {
-            let before = record.driver.as_ref().filter(|driver| driver.host == ready.host);
-            before.map(|driver| driver.unanswered.clone())
-        }
+        ClaimOutcome::NotSent(_) => before.map(|driver| driver.unanswered.clone()),
         ClaimOutcome::Done | ClaimOutcome::Hopeless(_) => None,
     }
 }
@@ -706,7 +652,7 @@ pub fn rpc_of(action: ClaimAction) -> DrivenRpc {
 }
 
 /// Returns whether a controller may have to be called for a volume, or claims wait.
-fn is_due(record: &Record) -> bool {
+pub(crate) fn is_due(record: &Record) -> bool {
     record.driver.is_some()
         || !record.queue.is_empty()
         || rpc_of_volume(record).is_some()
@@ -715,7 +661,7 @@ fn is_due(record: &Record) -> bool {
 }
 
 /// Returns the claims that may need a controller's call, those that end first.
-fn due(record: &Record) -> impl Iterator<Item = &Claim> {
+pub(crate) fn due(record: &Record) -> impl Iterator<Item = &Claim> {
     let is_due = |claim: &&Claim| {
         let leg = record.attachment(&claim.node).map_or(Leg::Absent, |at| at.leg);
         let is_between = matches!(leg, Leg::Making | Leg::Removing);
@@ -731,24 +677,7 @@ fn due(record: &Record) -> impl Iterator<Item = &Claim> {
     all(true).chain(all(false))
 }
 
-/// Takes the next step of a claim. `is_unwanted`: it ends, for nobody has got it or waits for it.
-fn next_step(
-    record: &Record,
-    claim: &Claim,
-    around: &Around,
-    is_unwanted: bool,
-) -> Result<(Record, ClaimNext)> {
-    let consumer = claim.consumer.clone();
-    let event = match is_unwanted {
-        true => ClaimEvent::Release { consumer },
-        false => ClaimEvent::Continue { consumer },
-    };
-    let (after, next) = rules::step(&around.claims(record, &claim.node), event)
-        .map_err(|refusal| rules::refused(refusal, &record.name, &claim.consumer))?;
-    Ok((left_attached(record, claim, around.has_refused_mounts(), stepped(record, after)), next))
-}
-
-fn is_ready(around: &Around) -> bool {
+pub(crate) fn is_ready(around: &Around) -> bool {
     around.node.as_ref().is_some_and(|row| row.value.state == NodeState::Ready)
 }
 

@@ -24,7 +24,9 @@ use tokio::time::Instant;
 
 use crate::claims::granted;
 use crate::cluster::{Cluster, meta_guard};
+use crate::drive::Driving;
 use crate::failure::{Result, ServerError};
+use crate::planning::Planned;
 use crate::queue;
 use crate::random;
 use crate::records::{Put, TRIES};
@@ -63,6 +65,7 @@ impl Cluster {
     /// Tries to take or to end a claim in its turn.
     pub(crate) async fn try_in_turn(
         self: &Arc<Self>,
+        driving: &Arc<Driving>,
         what: &Arc<Trying>,
         deadline: Instant,
     ) -> Result<Tried> {
@@ -73,10 +76,11 @@ impl Cluster {
             biased;
             tried = &mut tried => return tried.unwrap_or(Ok(Tried::Changed)),
             turn = line.turn() => {
-                let (cluster, line, name) = (self.clone(), line.clone(), what.name().clone());
+                let (cluster, driving) = (self.clone(), driving.clone());
+                let (line, name) = (line.clone(), what.name().clone());
                 tokio::spawn(async move {
                     let _turn = turn;
-                    cluster.fold(&line, &name).await;
+                    cluster.fold(&driving, &line, &name).await;
                 });
             }
             () = tokio::time::sleep_until(deadline) => {
@@ -90,7 +94,7 @@ impl Cluster {
     }
 
     /// Makes the tries that wait, until none does. The one whose caller has got the turn may not be the first.
-    async fn fold(&self, line: &Line, name: &VolumeName) {
+    async fn fold(&self, driving: &Arc<Driving>, line: &Line, name: &VolumeName) {
         loop {
             let first = line.take(MOST);
             if first.is_empty() {
@@ -98,13 +102,18 @@ impl Cluster {
             }
             let mut parts = vec![first];
             while let Some(part) = parts.pop() {
-                parts.extend(self.fold_part(name, part).await.into_iter().flatten());
+                parts.extend(self.fold_part(driving, name, part).await.into_iter().flatten());
             }
         }
     }
 
     /// Makes tries. Returns two halves of them if they are too much for one transaction.
-    async fn fold_part(&self, name: &VolumeName, mut part: Vec<WaitingTry>) -> Option<[Vec<WaitingTry>; 2]> {
+    async fn fold_part(
+        &self,
+        driving: &Arc<Driving>,
+        name: &VolumeName,
+        mut part: Vec<WaitingTry>,
+    ) -> Option<[Vec<WaitingTry>; 2]> {
         let (mut pause, mut source) = (PAUSE.0, Source::ListsAfter(0));
         // Rows that have changed once during this.
         let mut changed: Vec<RowKey> = Vec::new();
@@ -115,7 +124,9 @@ impl Cluster {
             if part.is_empty() {
                 return None;
             }
-            match self.try_fold(name, &part, source).await {
+            // The row of a call's host keeps no claim waiting.
+            let caller = changed.is_empty().then_some(driving);
+            match self.try_fold(caller, name, &part, source).await {
                 Ok(Folded::Done(outcomes)) => {
                     for (of, outcome) in part.into_iter().zip(outcomes) {
                         end(of, outcome);
@@ -156,8 +167,15 @@ impl Cluster {
         None
     }
 
-    /// Has each try step over the record, and writes what they have made of it.
-    async fn try_fold(&self, name: &VolumeName, part: &[WaitingTry], source: Source) -> Result<Folded> {
+    /// Has each try step over the record, and writes what they have made of it. `driving`: what may make the call of a claim, so that the call's intent
+    /// is written with it. `None`: no intent is.
+    async fn try_fold(
+        &self,
+        driving: Option<&Arc<Driving>>,
+        name: &VolumeName,
+        part: &[WaitingTry],
+        source: Source,
+    ) -> Result<Folded> {
         let here = self.presence.here()?;
         let meta = self.meta().await?;
         let (record, is_listed) = self.record_of(name, source).await?;
@@ -190,12 +208,24 @@ impl Cluster {
                 Some(step.awaits)
             }));
         }
-        #[cfg(test)]
-        broken::spoil(&mut guards);
         let has_end = steps.iter().any(|step| matches!(step, Ok(Some(Awaits::End))));
         let has_due = steps.iter().any(|step| matches!(step, Ok(Some(Awaits::Claim { is_due: true }))));
         let has_claim = steps.iter().any(|step| matches!(step, Ok(Some(Awaits::Claim { .. }))));
         let after = if after != record {
+            let call = match driving.filter(|_| has_due) {
+                Some(driving) => driving.plan_with_claims(&record, &after, &guards).await,
+                None => None,
+            };
+            let (after, call) = match call {
+                Some((Planned { after, guards: more, call }, place)) => {
+                    let new = more.into_iter().filter(|guard| !guards.contains(guard)).collect::<Vec<_>>();
+                    guards.extend(new);
+                    (after, Some((place, call)))
+                }
+                None => (after, None),
+            };
+            #[cfg(test)]
+            broken::spoil(&mut guards);
             #[cfg(test)]
             let hoped = after.clone();
             let put = match has_claim || has_end {
@@ -207,9 +237,11 @@ impl Cluster {
             let put = put?;
             match put {
                 Put::Done(after) => {
-                    // A caller that has gone away does not wake the driver.
-                    if has_end || has_due {
-                        self.wake_written(&after);
+                    match call {
+                        Some((place, call)) => Driving::begin_with_call(place, Record::clone(&after), call),
+                        // A caller that has gone away does not wake the driver.
+                        None if has_end || has_due => self.wake_written(&after),
+                        None => {}
                     }
                     *after
                 }

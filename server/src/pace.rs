@@ -1,7 +1,7 @@
 //! What a server remembers of a volume between two calls, and how many calls of one plugin it makes at the same time.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use csid::store::registry::{Attachment, Claim};
@@ -99,13 +99,13 @@ impl Wish {
     }
 }
 
-/// The calls that this server makes now, by plugin.
-#[derive(Default)]
-pub struct Calls(Mutex<HashMap<String, usize>>);
+/// The calls that this server makes now, by plugin. Copies share them.
+#[derive(Clone, Default)]
+pub struct Calls(Arc<Mutex<HashMap<String, usize>>>);
 
 /// A call that is made. Its drop ends it.
-pub struct Calling<'a> {
-    calls: &'a Calls,
+pub struct Calling {
+    calls: Calls,
     plugin: String,
 }
 
@@ -115,26 +115,26 @@ impl Calls {
     }
 
     /// Counts one call more. `None`: the plugin has as many as it may.
-    pub fn begin(&self, plugin: &str) -> Option<Calling<'_>> {
+    pub fn begin(&self, plugin: &str) -> Option<Calling> {
         self.begin_of(plugin.to_owned(), CALLS)
     }
 
     /// Does the same for a call that creates, expands or deletes a volume.
-    pub fn begin_for_volume(&self, plugin: &str) -> Option<Calling<'_>> {
+    pub fn begin_for_volume(&self, plugin: &str) -> Option<Calling> {
         self.begin_of(format!("{OF_VOLUME}{plugin}"), CALLS_FOR_VOLUMES)
     }
 
-    fn begin_of(&self, plugin: String, most: usize) -> Option<Calling<'_>> {
+    fn begin_of(&self, plugin: String, most: usize) -> Option<Calling> {
         let mut calls = self.lock();
         let count = calls.entry(plugin.clone()).or_insert(0);
         (*count < most).then(|| {
             *count += 1;
-            Calling { calls: self, plugin }
+            Calling { calls: self.clone(), plugin }
         })
     }
 }
 
-impl Drop for Calling<'_> {
+impl Drop for Calling {
     fn drop(&mut self) {
         let mut calls = self.calls.lock();
         if let Some(count) = calls.get_mut(&self.plugin) {

@@ -71,7 +71,8 @@ impl Calls for Service {
     async fn claim(&self, request: Request<ClaimAsk>) -> Result<Response<Granted>, Status> {
         let caller = self.cluster.caller(&request)?;
         let has_session = caller.role == Role::Node && self.sessions.has(&caller.name);
-        answered(Edge::AnswerClaim, self.cluster.claim(&caller, request.into_inner(), has_session)).await
+        let claimed = self.cluster.claim(&self.driving, &caller, request.into_inner(), has_session);
+        answered(Edge::AnswerClaim, claimed).await
     }
 
     async fn withdraw(&self, request: Request<CallName>) -> Result<Response<Withdrawn>, Status> {
@@ -81,7 +82,8 @@ impl Calls for Service {
 
     async fn detached(&self, request: Request<Owed>) -> Result<Response<Accepted>, Status> {
         let caller = self.cluster.caller(&request)?;
-        answered(Edge::AnswerDetached, self.cluster.detached(&caller, request.into_inner())).await
+        let detached = self.cluster.detached(&self.driving, &caller, request.into_inner());
+        answered(Edge::AnswerDetached, detached).await
     }
 
     async fn hold(&self, request: Request<HeldClaims>) -> Result<Response<Held>, Status> {

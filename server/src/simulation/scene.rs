@@ -1,5 +1,6 @@
 //! A cluster that is set up by a seed, broken for a while, and left alone until it is at rest.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,6 +9,7 @@ use std::time::Duration;
 use csi_proto::cluster::v1::cluster_server::Cluster as Calls;
 use csi_proto::cluster::v1::{Capability, ChangeAsk, Register, ReleaseAsk, Spec, change_ask};
 use csi_proto::identity::Role;
+use csid_etcd::api::KeyValue;
 use csid_etcd::double::Double;
 use tokio::time::{Instant, sleep};
 use tonic::Request;
@@ -337,6 +339,9 @@ impl Scene {
             let Some(killed) = killed else { return };
             world.note(|| format!("server {at} is killed"));
             network.seen.count(Fault::ServerKilled);
+            if killed.service.cluster.presence.here().is_ok_and(|here| has_called(&double, &here.id)) {
+                network.seen.count(Fault::KilledInCall);
+            }
             killed.kill();
             sleep(time).await;
             world.note(|| format!("server {at} starts"));
@@ -483,6 +488,17 @@ impl Scene {
             sleep(LOOK).await;
         }
     }
+}
+
+/// Returns whether a server has written a claim and its call in one transaction, and the call has no outcome yet.
+fn has_called(double: &Double, server: &str) -> bool {
+    let rows = double.below("/csid/v1/vol/default/");
+    let is_of = |kv: &KeyValue, part: &str| String::from_utf8_lossy(&kv.key).contains(part);
+    let claims = rows.iter().filter(|kv| is_of(kv, "/claim/"));
+    let claims: BTreeSet<i64> = claims.map(|kv| kv.create_revision).collect();
+    let is_driver = format!("\"server\":\"{server}\"");
+    let mut heads = rows.iter().filter(|kv| is_of(kv, "/head") && claims.contains(&kv.mod_revision));
+    heads.any(|kv| String::from_utf8_lossy(&kv.value).contains(&is_driver))
 }
 
 /// Sends an operator's release to a server.

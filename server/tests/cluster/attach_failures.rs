@@ -3,11 +3,16 @@
 use std::time::{Duration, Instant};
 
 use csi_proto::cluster::v1::call_ended::How;
-use csi_proto::cluster::v1::{CallClass, CallEnded, FromNode, PluginReport, from_node};
+use csi_proto::cluster::v1::node_change::Change;
+use csi_proto::cluster::v1::{
+    BlockAsk, CallClass, CallEnded, FromNode, Granted, NodeChange, PluginReport, from_node,
+};
 use rustix::process::Signal;
+use tokio::task::JoinHandle;
 
 use crate::attach::{Controller, attached, claiming, failed, head, healthy, is_publish, row, user};
-use crate::site::{First, Site, eventually};
+use crate::fault::Fault;
+use crate::site::{First, Node, Refusal, Session, Site, eventually};
 
 #[tokio::test]
 async fn lost_controller_detaches_first_when_it_is_back() {
@@ -252,4 +257,83 @@ async fn server_that_stood_still_writes_no_outcome() {
     let (claim, _) = (claiming(&n1, 1, "data"), controller.publish().await);
     assert_eq!(claim.await.unwrap().unwrap().publish_context["device"], "/dev/x");
     assert!(!row(&site, "vol/default/data/at/n1").await.contains("late"));
+}
+
+/// Starts two servers. A controller and a node that claims have joined at the first one, which has faults.
+async fn with_faults() -> (Site, Fault, Controller, (Node, Session)) {
+    let mut site = Site::start(2).await;
+    let fault = site.start_with_faults().remove(0);
+    site.register("data", "single-node-writer").await;
+    let controller = Controller::start(&site, "c1", 0).await;
+    let node = user(&site, "n1", 0).await;
+    (site, fault, controller, node)
+}
+
+/// Claims a volume at the first server, which is held before it writes the claim with the intent of its call.
+async fn held(fault: &Fault, node: &Node) -> JoinHandle<Result<Granted, Refusal>> {
+    fault.arm("intent.held");
+    let claim = claiming(node, 0, "data");
+    eventually("the server is held", async || fault.holds("intent")).await;
+    claim
+}
+
+/// The claim and its call are in etcd, and nothing was sent. Nobody knows that.
+#[tokio::test]
+async fn unsent_call_of_a_dead_server_is_undone_first() {
+    let (mut site, fault, mut controller, (n1, _one)) = with_faults().await;
+    fault.arm("intent.after:1");
+    let claim = claiming(&n1, 0, "data");
+    site.servers[0].ended().await;
+    claim.await.unwrap().unwrap_err();
+    let (claim, head) = (row(&site, "vol/default/data/claim/n1").await, head(&site, "data").await);
+    assert!(
+        claim.contains("\"state\":\"pending\"") && head.contains("\"rpc\":\"publish\""),
+        "{claim} {head}"
+    );
+    let at = row(&site, "vol/default/data/at/n1").await;
+    assert!(at.contains("\"leg\":\"making\"") && !at.contains("uncalled"), "{at}");
+    controller.join_again(1).await;
+    let (first, _session) = n1.say_hello(1).await.unwrap();
+    assert!(matches!(first, First::Welcome(_)), "{first:?}");
+    let claim = claiming(&n1, 1, "data");
+    let undo = controller.called_within(Duration::from_secs(30)).await;
+    assert!(!is_publish(&undo), "{undo:?}");
+    controller.end(&undo, attached("")).await;
+    let call = controller.publish().await;
+    assert!(call.epoch > undo.epoch);
+    claim.await.unwrap().unwrap();
+}
+
+/// An operator blocks the host at another server. The claim is written without the call.
+#[tokio::test]
+async fn claim_with_its_call_compares_the_hosts_row() {
+    let (site, fault, controller, (n1, _one)) = with_faults().await;
+    let claim = held(&fault, &n1).await;
+    let block = Change::Block(BlockAsk { reason: "stolen".into() });
+    let block = NodeChange { node: "c1".into(), change: Some(block) };
+    site.admin(1, "all").set_node(block).await.unwrap();
+    fault.disarm();
+    eventually("the claim is written", async || {
+        row(&site, "vol/default/data/claim").await.contains("\"state\":\"pending\"")
+    })
+    .await;
+    let at = row(&site, "vol/default/data/at/n1").await;
+    assert!(at.contains("\"leg\":\"making\"") && at.contains("\"uncalled\":true"), "{at}");
+    assert!(!head(&site, "data").await.contains("driver"));
+    claim.abort();
+    drop(controller);
+}
+
+/// The server stands still while it writes the intent. Its lease may be over, and another server may have called.
+#[tokio::test]
+async fn call_is_not_sent_long_after_its_intent() {
+    let (_site, fault, mut controller, (n1, _one)) = with_faults().await;
+    let claim = held(&fault, &n1).await;
+    tokio::time::sleep(Duration::from_millis(5200)).await;
+    fault.disarm();
+    let undo = controller.called().await;
+    assert!(!is_publish(&undo), "{undo:?}");
+    controller.end(&undo, attached("")).await;
+    controller.publish().await;
+    claim.await.unwrap().unwrap();
 }
