@@ -79,7 +79,8 @@ impl Cluster {
                 Some(Leg::Making) if !progress.failed => progress.has_begun = true,
                 Some(Leg::Removing | Leg::Absent) if progress.has_begun => {
                     progress.failed = true;
-                    progress.error = error_of(at).or(progress.error);
+                    // Later errors are those of the detach that undoes it.
+                    progress.error = progress.error.or_else(|| error_of(at));
                 }
                 None if !progress.has_begun => {}
                 None | Some(Leg::Making) => {
