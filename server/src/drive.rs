@@ -89,6 +89,8 @@ struct Away {
 enum Place {
     /// A task acts for the volume. `again`: it is to look once more at its end.
     Runs { again: bool },
+    /// A task may begin soon. `again`: something has come meanwhile.
+    Reserved { again: bool },
     /// Nothing can be done here before this time, unless the record changes, a caller asks, or a controller comes.
     Rests(Instant, Memory),
 }
@@ -114,18 +116,21 @@ impl Reserved {
     /// Takes the place out, for the task that begins.
     pub fn take(mut self) -> Option<(Arc<Driving>, Memory, OwnedSemaphorePermit)> {
         let place = self.place.take()?;
+        if let Some(taken) = self.driving.table().get_mut(&self.name) {
+            *taken = Place::Runs { again: matches!(taken, Place::Reserved { again: true }) };
+        }
         Some((self.driving.clone(), std::mem::take(&mut self.memory), place))
     }
 }
 
 impl Drop for Reserved {
     fn drop(&mut self) {
-        if self.place.is_none() {
-            return;
-        }
+        let Some(place) = self.place.take() else { return };
         let rests = Place::Rests(self.until, std::mem::take(&mut self.memory));
         let before = self.driving.table().insert(self.name.clone(), rests);
-        if let Some(Place::Runs { again: true }) = before {
+        // What has come meanwhile needs a place.
+        drop(place);
+        if let Some(Place::Reserved { again: true }) = before {
             self.driving.cluster.wake(&self.name);
         }
     }
@@ -177,7 +182,7 @@ impl Driving {
 
     /// Returns the number of volumes that this server acts for now.
     pub fn running(&self) -> usize {
-        self.table().values().filter(|place| matches!(place, Place::Runs { .. })).count()
+        self.table().values().filter(|place| !matches!(place, Place::Rests(..))).count()
     }
 
     fn away(&self) -> MutexGuard<'_, HashMap<String, Away>> {
@@ -198,8 +203,10 @@ impl Driving {
     pub fn has_controller(&self) {
         let now = Instant::now();
         for place in self.table().values_mut() {
-            if let Place::Rests(until, _) = place {
-                *until = now;
+            match place {
+                Place::Rests(until, _) => *until = now,
+                Place::Reserved { again } => *again = true,
+                Place::Runs { .. } => {}
             }
         }
         self.looks.notify_one();
@@ -208,8 +215,7 @@ impl Driving {
     /// Makes no more calls, and waits for the outcomes of those that were sent. The caller bounds the wait.
     pub async fn stop(&self) {
         self.stops.store(true, Ordering::Release);
-        let runs = || self.table().values().any(|place| matches!(place, Place::Runs { .. }));
-        while runs() {
+        while self.running() > 0 {
             tokio::time::sleep(STOP).await;
         }
     }
@@ -235,7 +241,7 @@ impl Driving {
                             true
                         }
                         Place::Rests(..) => due.contains_key(name),
-                        Place::Runs { .. } => true,
+                        Place::Runs { .. } | Place::Reserved { .. } => true,
                     });
                     tokio::select! {
                         biased;
@@ -254,13 +260,17 @@ impl Driving {
     /// Starts a task for a volume, whose record has this revision. `None`: a caller waits, so it starts also if the volume rests. `written`: the
     /// record, where this server has just written it.
     fn begin(self: &Arc<Self>, name: &VolumeName, revision: Option<u64>, written: Option<Box<Record>>) {
+        let mut table = self.table();
         if self.stops.load(Ordering::Acquire) {
             return;
         }
-        let mut table = self.table();
         match table.get_mut(name) {
             Some(Place::Runs { again }) => {
                 *again |= revision.is_none();
+                return;
+            }
+            Some(Place::Reserved { again }) => {
+                *again = true;
                 return;
             }
             Some(Place::Rests(until, memory))
@@ -270,30 +280,37 @@ impl Driving {
             }
             Some(Place::Rests(..)) | None => {}
         }
-        let Some(Rested { memory, place, .. }) = self.take_place(&mut table, name) else { return };
+        let runs = Place::Runs { again: false };
+        let Some(Rested { memory, place, .. }) = self.take_place(&mut table, name, runs) else { return };
         tokio::spawn(self.clone().drive(name.clone(), memory, written, place));
     }
 
     /// Takes the place of a volume that has no task. `None`: tasks have all places of this server.
-    fn take_place(&self, table: &mut HashMap<VolumeName, Place>, name: &VolumeName) -> Option<Rested> {
+    fn take_place(
+        &self,
+        table: &mut HashMap<VolumeName, Place>,
+        name: &VolumeName,
+        taken: Place,
+    ) -> Option<Rested> {
         let place = self.places.clone().try_acquire_owned().ok()?;
-        let (until, memory) = match table.insert(name.clone(), Place::Runs { again: false }) {
+        let (until, memory) = match table.insert(name.clone(), taken) {
             Some(Place::Rests(until, memory)) => (until, memory),
-            Some(Place::Runs { .. }) | None => (Instant::now(), Memory::default()),
+            Some(Place::Runs { .. } | Place::Reserved { .. }) | None => (Instant::now(), Memory::default()),
         };
         Some(Rested { until, memory, place })
     }
 
     /// Takes the place of a volume for a task that may begin soon. `None`: it has one, or this server begins none.
     pub(crate) fn reserve(self: &Arc<Self>, name: &VolumeName) -> Option<Reserved> {
+        let mut table = self.table();
         if self.stops.load(Ordering::Acquire) {
             return None;
         }
-        let mut table = self.table();
-        if let Some(Place::Runs { .. }) = table.get(name) {
+        if let Some(Place::Runs { .. } | Place::Reserved { .. }) = table.get(name) {
             return None;
         }
-        let Rested { until, memory, place } = self.take_place(&mut table, name)?;
+        let reserved = Place::Reserved { again: false };
+        let Rested { until, memory, place } = self.take_place(&mut table, name, reserved)?;
         Some(Reserved { driving: self.clone(), name: name.clone(), until, memory, place: Some(place) })
     }
 
@@ -523,7 +540,13 @@ impl Driving {
         ready.message.epoch = sent.revision;
         // A server that has stood still since the intent sends nothing. It may not know yet that its lease is over.
         let is_fresh = self.cluster.presence.here()? == intended.here && intended.begun.elapsed() < FRESH;
-        let ended = if is_fresh { self.send(ready).await } else { Ended::lost(&ready.host) };
+        let ended = match is_fresh && !self.stops.load(Ordering::Acquire) {
+            true => self.send(ready).await,
+            false => {
+                let text = format!("a controller call to node {} was not sent in time", ready.host);
+                Ended::failed(ClaimOutcome::NotSent(None), Error::new(Kind::PluginUnavailable, text))
+            }
+        };
         if let Some(error) = &ended.error {
             let (host, node) = (&ready.host, &ready.effect.node);
             tracing::warn!(volume = %sent.name, host, node, %error, "a controller call has failed");

@@ -185,6 +185,10 @@ impl Driving {
         if is_due(record) || !after.queue.is_empty() || attachments(record).any(is_forgotten) {
             return None;
         }
+        // The task asks etcd whether a node is there that has no session here. The others of the fold would wait for that.
+        if due(after).any(|claim| !self.sessions.has(&claim.node)) {
+            return None;
+        }
         let mut place = self.reserve(&record.name)?;
         match self.plan(after, &mut place.memory, guards, None).await {
             Ok(Plan::Call(planned)) if planned.call.ready.effect.action == ClaimAction::Attach => {
