@@ -1,7 +1,7 @@
 //! Members of etcd for one test. They end with it, and with the test's thread.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
@@ -20,6 +20,14 @@ pub struct Cluster {
     /// Names and addresses of the peers, as etcd takes them.
     initial: String,
     directory: TempDir,
+}
+
+/// Where a member runs.
+pub struct Place {
+    pub client: SocketAddr,
+    pub peer: SocketAddr,
+    /// Its network namespace. `None`: that of the test.
+    pub network: Option<PathBuf>,
 }
 
 pub struct Member {
@@ -42,17 +50,24 @@ impl Cluster {
 
     /// Starts members with more arguments, and waits until they have a leader.
     pub async fn start(members: usize, more: &[&str]) -> Cluster {
+        let places = (0..members).map(|_| {
+            let [client, peer] = addresses();
+            Place { client, peer, network: None }
+        });
+        Cluster::start_at(&places.collect::<Vec<_>>(), more).await
+    }
+
+    /// Starts members at these places, and waits until they have a leader.
+    pub async fn start_at(places: &[Place], more: &[&str]) -> Cluster {
         let Cluster { directory, .. } = Cluster::none();
-        let addresses: Vec<[SocketAddr; 2]> = (0..members).map(|_| addresses()).collect();
         let initial: Vec<String> =
-            (0..).zip(&addresses).map(|(n, [_, peer])| format!("m{n}=http://{peer}")).collect();
+            (0..).zip(places).map(|(n, place)| format!("m{n}=http://{}", place.peer)).collect();
         let initial = initial.join(",");
-        let members = (0..).zip(&addresses).map(|(n, [client, peer])| {
+        let members = (0..).zip(places).map(|(n, Place { client, peer, network })| {
             let log = std::fs::File::create(directory.path().join(format!("m{n}.log"))).unwrap();
-            // The member ends with this thread, whatever becomes of it.
-            let mut command = Command::new("setpriv");
+            let mut command = command(Path::new("etcd"), network.as_deref());
             command
-                .args(["--pdeathsig", "KILL", "etcd", "--name", &format!("m{n}")])
+                .args(["--name", &format!("m{n}")])
                 .arg("--data-dir")
                 .arg(directory.path().join(format!("m{n}")))
                 .args(["--listen-client-urls", &format!("http://{client}")])
@@ -63,7 +78,6 @@ impl Cluster {
                 .args(["--heartbeat-interval", "50", "--election-timeout", "500"])
                 .args(["--logger", "zap", "--log-level", "warn", "--log-outputs", "stderr"])
                 .args(more)
-                .stdin(Stdio::null())
                 .stdout(Stdio::null())
                 .stderr(log);
             let process = command.spawn().expect("etcd-server is not installed");
@@ -171,6 +185,17 @@ impl Drop for Member {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
+}
+
+/// Returns a command that is killed when this thread ends. `network`: the network namespace that it runs in. `None`: that of the test.
+pub fn command(program: &Path, network: Option<&Path>) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL"]);
+    if let Some(network) = network {
+        command.arg("nsenter").arg(format!("--net={}", network.display()));
+    }
+    command.arg(program).stdin(Stdio::null());
+    command
 }
 
 /// Runs a command of etcdctl about a backup to its end.

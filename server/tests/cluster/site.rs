@@ -1,10 +1,11 @@
 //! A cluster for one test: etcd, servers, and nodes with their links. All of it ends with the test's thread.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
@@ -28,7 +29,7 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity
 use tonic::{Code, Status, Streaming};
 
 use crate::certificates::{Authority, Pair, Purpose};
-use crate::etcd::Cluster as Etcd;
+use crate::etcd::{Cluster as Etcd, command};
 use crate::fault::Fault;
 
 /// How long a step may take on a busy machine.
@@ -146,6 +147,8 @@ pub struct Site {
     pub addresses: Vec<String>,
     /// What servers have in their environment from their next start on, by their places.
     pub environments: Vec<Vec<(&'static str, PathBuf)>>,
+    /// The network namespaces of servers and links, by their names. The others run in the test's.
+    pub networks: BTreeMap<String, PathBuf>,
     /// The program of the servers from their next start on.
     program: PathBuf,
     directory: TempDir,
@@ -160,14 +163,20 @@ pub struct Program {
 }
 
 impl Program {
-    /// Starts a program of this repository, and waits until it is ready.
-    pub fn start(program: &Path, arguments: &[&str], environment: &[(&str, &Path)], log: PathBuf) -> Program {
+    /// Starts a program of this repository in a network namespace, and waits until it is ready. `None`: in that of the test.
+    fn start(
+        network: Option<&PathBuf>,
+        program: &Path,
+        arguments: &[&str],
+        environment: &[(&str, &Path)],
+        log: PathBuf,
+    ) -> Program {
         let notified = log.with_extension("notify");
         let _ = fs::remove_file(&notified);
         let socket = UnixDatagram::bind(&notified).unwrap();
         socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
         let file = fs::File::create(&log).unwrap();
-        let mut process = command(program)
+        let mut process = command(program, network.map(PathBuf::as_path))
             .args(arguments)
             .envs(environment.iter().copied())
             .env("NOTIFY_SOCKET", &notified)
@@ -251,13 +260,6 @@ impl Drop for Program {
     }
 }
 
-/// Returns a command that is killed when this thread ends.
-fn command(program: &Path) -> Command {
-    let mut command = Command::new("setpriv");
-    command.args(["--pdeathsig", "KILL"]).arg(program).stdin(Stdio::null());
-    command
-}
-
 /// Returns a program of this repository, as cargo built it for this test run.
 fn program(name: &str) -> PathBuf {
     let tests = std::env::current_exe().unwrap();
@@ -322,15 +324,26 @@ impl Site {
 
     /// Starts servers. `section`: what their configuration says of etcd, which may be another one, and the grants.
     pub fn of(etcd: Etcd, servers: usize, keys: &str, section: &str) -> Site {
+        Site::at(etcd, &addresses(servers), BTreeMap::new(), keys, section)
+    }
+
+    /// Starts a server at each address, s0 at the first one. `networks`: as in [`Site`].
+    pub fn at(
+        etcd: Etcd,
+        addresses: &[SocketAddr],
+        networks: BTreeMap<String, PathBuf>,
+        keys: &str,
+        section: &str,
+    ) -> Site {
         let directory = tempfile::Builder::new().prefix("csid-cluster.").tempdir().unwrap();
         let authority = Authority::new();
-        let addresses = addresses(servers);
         let mut site = Site {
             etcd,
             authority,
             servers: Vec::new(),
             addresses: addresses.iter().map(SocketAddr::to_string).collect(),
             environments: Vec::new(),
+            networks,
             program: server_program(),
             directory,
         };
@@ -345,7 +358,7 @@ impl Site {
         }
         let (made, output) = site.run_server(0, &["init"]);
         assert!(made, "{output}");
-        for n in 0..servers {
+        for n in 0..addresses.len() {
             let server = site.start_server(n);
             site.servers.push(server);
         }
@@ -368,7 +381,8 @@ impl Site {
 
     /// Runs a command of csid-server to its end. Returns whether it was a success, and what it said.
     pub fn run_server(&self, n: usize, arguments: &[&str]) -> (bool, String) {
-        let output = command(&server_program())
+        let network = self.networks.get(&format!("s{n}"));
+        let output = command(&server_program(), network.map(PathBuf::as_path))
             .arg("--config")
             .arg(self.path(&format!("s{n}.toml")))
             .arg("--credentials")
@@ -409,7 +423,8 @@ impl Site {
             .flatten()
             .map(|(key, value)| (*key, value.as_path()))
             .collect();
-        Program::start(program, &arguments, &environment, self.path(&format!("s{n}.log")))
+        let network = self.networks.get(&format!("s{n}"));
+        Program::start(network, program, &arguments, &environment, self.path(&format!("s{n}.log")))
     }
 
     /// Issues the certificate of a client of the cluster.
@@ -464,7 +479,8 @@ impl Site {
         fs::write(&config, format!("cluster = \"prod\"\nservers = {servers:?}\n")).unwrap();
         let arguments = ["--config", config.to_str().unwrap()];
         let environment = [("CREDENTIALS_DIRECTORY", keys.as_path()), ("RUNTIME_DIRECTORY", run.as_path())];
-        Program::start(&link_program(), &arguments, &environment, self.path(&format!("{name}.log")))
+        let network = self.networks.get(name);
+        Program::start(network, &link_program(), &arguments, &environment, self.path(&format!("{name}.log")))
     }
 
     /// Registers a volume of plugin `p` in the namespace `default`, with one access mode.

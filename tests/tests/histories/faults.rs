@@ -1,9 +1,7 @@
 //! The faults of a run, one after the other, each with a line in the history.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -14,13 +12,13 @@ use csid_etcd::api::lease_client::LeaseClient;
 use csid_etcd::api::{CompactionRequest, KeyValue, LeaseRevokeRequest, RangeRequest};
 use csid_tests::dice::Dice;
 use csid_tests::world::eventually;
-use rustix::thread::{UnshareFlags, unshare_unsafe};
 use tokio::sync::oneshot;
 use tonic::transport::Endpoint;
 
 use crate::history::{History, Line, Outcome};
 use crate::host::{Host, Order};
 use crate::load::{Shared, VOLUMES};
+use crate::network::Way;
 use crate::site::Site;
 use crate::{Run, stopped};
 
@@ -45,9 +43,12 @@ enum Fault {
     StopServer,
     KillLeader,
     StopMember,
+    CutHost,
     CutServer,
-    CutMember,
+    CutServerFromNodes,
+    CutServerFromEtcd,
     CutServersFromEtcd,
+    CutMember,
     Compact,
     RemoveServerRow,
     RevokeLease,
@@ -58,7 +59,7 @@ enum Fault {
     Restore,
 }
 
-const ALL: [Fault; 19] = [
+const ALL: [Fault; 22] = [
     Fault::KillCsid,
     Fault::KillLeader,
     Fault::KillServer,
@@ -67,9 +68,12 @@ const ALL: [Fault; 19] = [
     Fault::StopCsid,
     Fault::StopMember,
     Fault::StopLink,
+    Fault::CutHost,
     Fault::CutServer,
-    Fault::CutMember,
+    Fault::CutServerFromNodes,
+    Fault::CutServerFromEtcd,
     Fault::CutServersFromEtcd,
+    Fault::CutMember,
     Fault::Compact,
     Fault::RemoveServerRow,
     Fault::RevokeLease,
@@ -91,9 +95,12 @@ impl Fault {
             Fault::StopServer => "stop server",
             Fault::KillLeader => "kill leader",
             Fault::StopMember => "stop member",
-            Fault::CutServer => "cut server from nodes",
-            Fault::CutMember => "cut member",
+            Fault::CutHost => "cut host",
+            Fault::CutServer => "cut server",
+            Fault::CutServerFromNodes => "cut server from nodes",
+            Fault::CutServerFromEtcd => "cut server from etcd",
             Fault::CutServersFromEtcd => "cut servers from etcd",
+            Fault::CutMember => "cut member",
             Fault::Compact => "compact etcd",
             Fault::RemoveServerRow => "remove server's row",
             Fault::RevokeLease => "revoke server's lease",
@@ -140,7 +147,7 @@ impl Faults {
             run.site.etcd.save(&backup);
             self.backup = Some(backup);
         }
-        let Run { site, clocks, server_faults, hosts, shared, .. } = run;
+        let Run { site, network, clocks, server_faults, hosts, shared, .. } = run;
         if self.round.is_empty() {
             self.round = ALL.to_vec();
             self.dice.shuffle(&mut self.round);
@@ -151,7 +158,7 @@ impl Faults {
         let host = if self.dice.once_in(3) { 0 } else { self.dice.below(hosts.len() as u64) as usize };
         let server = self.dice.below(site.servers.len() as u64) as usize;
         tokio::time::sleep(Duration::from_millis(500 + self.dice.below(1500))).await;
-        let way = self.dice.of(&[Way::Both, Way::Requests, Way::Answers]);
+        let way = self.dice.of(&[Way::Both, Way::In, Way::Out]);
         let stop = if self.has_long_stops && self.dice.below(2) == 0 { LONG } else { time };
         let seconds = self.dice.of(&MOVES);
         println!(
@@ -161,6 +168,10 @@ impl Faults {
             hosts[host].name
         );
         *self.counts.entry(fault).or_default() += 1;
+        let servers: Vec<_> = (0..site.servers.len()).map(|n| format!("s{n}")).collect();
+        let members: Vec<_> = (0..site.etcd.members.len()).map(|n| format!("m{n}")).collect();
+        let nodes: Vec<_> = hosts.iter().map(|host| host.name.clone()).collect();
+        let the_server = &servers[server..=server];
         let begin = || shared.history.write(&Line::event(fault.name(), shared.history.now()));
         match fault {
             Fault::KillCsid => {
@@ -203,23 +214,30 @@ impl Faults {
                 begin();
                 stopped(|signal| site.etcd.members[member].signal(signal), stop).await;
             }
-            Fault::CutServer => {
-                let address: SocketAddr = site.addresses[server].parse().expect("an address");
+            Fault::CutHost => {
                 begin();
-                cut(way, &[format!("{} port {}", address.ip(), address.port())], time).await;
+                network.cut(&nodes[host..=host], &[], way, stop).await;
             }
-            Fault::CutMember => {
-                let member = self.dice.below(site.etcd.members.len() as u64) as usize;
+            Fault::CutServer => {
                 begin();
-                cut(way, &[site.etcd.members[member].client.ip().to_string()], time).await;
+                network.cut(the_server, &[], way, stop).await;
+            }
+            Fault::CutServerFromNodes => {
+                begin();
+                network.cut(the_server, &nodes, way, stop).await;
+            }
+            Fault::CutServerFromEtcd => {
+                begin();
+                network.cut(the_server, &members, way, stop).await;
             }
             Fault::CutServersFromEtcd => {
-                let members = site.etcd.members.iter();
-                let places: Vec<_> = members
-                    .map(|member| format!("{} port {}", member.client.ip(), member.client.port()))
-                    .collect();
                 begin();
-                cut(way, &places, time).await;
+                network.cut(&servers, &members, way, time).await;
+            }
+            Fault::CutMember => {
+                let member = self.dice.below(members.len() as u64) as usize;
+                begin();
+                network.cut(&members[member..=member], &[], way, stop).await;
             }
             Fault::Compact => {
                 begin();
@@ -304,45 +322,6 @@ impl Faults {
     }
 }
 
-/// What a cut takes from the packets of a server or member.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
-    Both,
-    /// Packets to it.
-    Requests,
-    /// Packets from it.
-    Answers,
-}
-
-/// Drops packets to or from places for a time. A place is `ADDRESS` or `ADDRESS port PORT`.
-async fn cut(way: Way, places: &[String], time: Duration) {
-    let mut rules: Vec<Vec<String>> = Vec::new();
-    for place in places {
-        let (address, port) =
-            place.split_once(" port ").map_or((place.as_str(), None), |(a, p)| (a, Some(p)));
-        for (is_cut, address_is, port_is) in [
-            (way != Way::Answers, "--destination", "--destination-port"),
-            (way != Way::Requests, "--source", "--source-port"),
-        ] {
-            let mut rule = vec![address_is, address, "--protocol", "tcp"];
-            rule.extend(port.map(|port| [port_is, port]).into_iter().flatten());
-            rule.extend(["--jump", "DROP"]);
-            if is_cut {
-                rules.push(rule.into_iter().map(str::to_owned).collect());
-            }
-        }
-    }
-    for rule in &rules {
-        run("iptables", &[&["--wait", "--append", "INPUT"], strs(rule).as_slice()].concat());
-    }
-    tokio::time::sleep(time).await;
-    run("iptables", &["--wait", "--flush", "INPUT"]);
-}
-
-fn strs(texts: &[String]) -> Vec<&str> {
-    texts.iter().map(String::as_str).collect()
-}
-
 /// Restores etcd from a backup, and does what an operator does then. Waits until the clients, etcd and the storage agree again.
 async fn restore(run: &mut Run, backup: &Path) {
     let before = run.site.admin(0, "all").servers(ServersAsk {}).await.expect("the servers").into_inner();
@@ -372,19 +351,6 @@ async fn restore(run: &mut Run, backup: &Path) {
     run.agree().await;
     run.shared.keeps.store(false, Ordering::SeqCst);
     run.shared.history.write(&Line::event("restored", run.shared.history.now()));
-}
-
-/// Gives this thread, and what it starts from now on, a network of its own: loopback alone.
-pub fn own_network() {
-    // SAFETY: file descriptors stay shared. The thread is a test's own, and no other expects its network to be the process'.
-    unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.expect("a network namespace (the tests need root)");
-    run("ip", &["link", "set", "lo", "up"]);
-}
-
-fn run(program: &str, arguments: &[&str]) {
-    let output =
-        Command::new(program).args(arguments).output().unwrap_or_else(|error| panic!("{program}: {error}"));
-    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// Compacts etcd up to its last revision.

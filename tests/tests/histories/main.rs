@@ -7,9 +7,11 @@ mod faults;
 mod history;
 mod host;
 mod load;
+mod network;
 mod storage;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -22,17 +24,18 @@ use csid_tests::backend::{Backend, Volume as Stored};
 use csid_tests::clock::Clock;
 use csid_tests::cluster as site;
 use csid_tests::dice::Dice;
-use csid_tests::etcd::Cluster as Etcd;
+use csid_tests::etcd::{Cluster as Etcd, Place};
 use csid_tests::fault::Fault as ServerFault;
 use csid_tests::script;
 use csid_tests::world::{World, eventually, within_time, world};
 use rustix::process::Signal;
 use tokio::sync::mpsc::unbounded_channel;
 
-use crate::faults::{Faults, claims, holders, own_network};
+use crate::faults::{Faults, claims, holders};
 use crate::history::{History, Line};
 use crate::host::{CLIENTS, CONTROLLER, Host, host, node_id};
 use crate::load::{ATTACHING, Shared, VOLUMES};
+use crate::network::Network;
 use crate::site::Site;
 use crate::storage::Stray;
 
@@ -40,6 +43,10 @@ use crate::storage::Stray;
 const HOSTS: [usize; 2] = [2, 5];
 /// The faults in `make test`.
 const FAULTS: usize = 20;
+/// The members of etcd.
+const MEMBERS: usize = 3;
+/// The ports of a member of etcd, for clients and peers, and of a server.
+const PORTS: [u16; 3] = [2379, 2380, 8443];
 
 /// How long a client has a volume at most.
 const HELD: Duration = Duration::from_millis(150);
@@ -74,6 +81,7 @@ struct Run {
     seed: u64,
     checker: PathBuf,
     site: Site,
+    network: Network,
     /// The clocks of the servers.
     clocks: Vec<Clock>,
     /// The edges of the servers.
@@ -88,15 +96,29 @@ struct Run {
 }
 
 impl Run {
-    /// Starts three members of etcd and servers, in a network of their own.
+    /// Starts members of etcd and servers, each on a machine of its own.
     async fn start(w: &World, seed: u64, servers: usize, held: Duration) -> Run {
         let checker = w.path("checker");
         assert!(go(&["build", "-o", checker.to_str().unwrap(), "."]));
-        own_network();
-        let etcd = Etcd::start(3, &[]).await;
+        let mut network = Network::new();
+        let [for_clients, for_peers, for_nodes] = PORTS;
+        let mut place = |name: String| {
+            let address = network.add(&name);
+            let [client, peer] = [for_clients, for_peers].map(|port| (address, port).into());
+            Place { client, peer, network: Some(network.namespace(&name)) }
+        };
+        let places: Vec<_> = (0..MEMBERS).map(|n| place(format!("m{n}"))).collect();
+        let etcd = Etcd::start_at(&places, &[]).await;
         let grants = site::GRANTS.replace("controller:p", &format!("controller:{ATTACHING}"));
         let section = format!("endpoints = {:?}\n{grants}", etcd.endpoints());
-        let mut site = Site::of(etcd, servers, "", &section);
+        let mut networks = BTreeMap::new();
+        let mut address = |name: String| -> SocketAddr {
+            let address = network.add(&name);
+            networks.insert(name.clone(), network.namespace(&name));
+            (address, for_nodes).into()
+        };
+        let addresses: Vec<_> = (0..servers).map(|n| address(format!("s{n}"))).collect();
+        let mut site = Site::at(etcd, &addresses, networks, "", &section);
         let clocks: Vec<_> = (0..servers).map(|n| Clock::new(&w.path(&format!("clock-s{n}")))).collect();
         site.environments = clocks.iter().map(|clock| clock.environment().to_vec()).collect();
         let server_faults = site.start_with_faults();
@@ -116,8 +138,18 @@ impl Run {
         let history = Arc::new(History::create(&w.path("history.jsonl")));
         let shared = Arc::new(Shared::new(history, seed, held));
         let hosts = Vec::new();
-        let mut run =
-            Run { seed, checker, site, clocks, server_faults, shared, hosts, storage, csid_break: "" };
+        let mut run = Run {
+            seed,
+            checker,
+            site,
+            network,
+            clocks,
+            server_faults,
+            shared,
+            hosts,
+            storage,
+            csid_break: "",
+        };
         run.start_host(CONTROLLER.to_owned());
         let row = format!("/csid/v1/plugin/{ATTACHING}");
         eventually("the servers know the controller", async || {
@@ -140,6 +172,8 @@ impl Run {
     }
 
     fn start_host(&mut self, name: String) {
+        self.network.add(&name);
+        self.site.networks.insert(name.clone(), self.network.namespace(&name));
         let node = self.site.node(&name);
         let (orders, taken) = unbounded_channel();
         let (shared, link, of) = (Arc::clone(&self.shared), node.run().to_owned(), name.clone());
