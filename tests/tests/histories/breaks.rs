@@ -1,4 +1,4 @@
-//! Breaks of the cluster that a run has on purpose. The checker has to see each.
+//! Breaks of the cluster that a run has on purpose. The checker has to see each, and the witness one.
 //!
 //! Some are csid's, which the tests build with feature `fault`. The others come from outside, by what a fault of the servers would do to etcd.
 
@@ -9,7 +9,7 @@ use csid_etcd::api::KeyValue;
 use csid_tests::dice::Dice;
 use csid_tests::world::world;
 
-use crate::load::VOLUMES;
+use crate::load::{ATTACHING, VOLUMES};
 use crate::site::Site;
 use crate::{Run, judge};
 
@@ -91,8 +91,22 @@ impl Break {
     }
 }
 
-/// Runs two hosts under load with a break, until the checker is red.
-fn is_seen(wrong: Break) {
+/// Whether the checker is red.
+fn by_checker(run: &Run) -> bool {
+    let (is_linearizable, said) = judge(&run.checker, &run.shared.history.path);
+    assert!(is_linearizable || said.contains("not linearizable"), "{said}");
+    !is_linearizable
+}
+
+/// Whether the witness saw that a volume is detached from a node that has it staged.
+fn by_witness(run: &Run) -> bool {
+    let report = run.report(ATTACHING);
+    let mut breaches = report.breaches.iter().filter(|breach| breach.rule == 23);
+    breaches.any(|breach| breach.calls.iter().any(|call| call.rpc == "NodeStageVolume"))
+}
+
+/// Runs two hosts under load with a break, until a judge sees it.
+fn is_seen(wrong: Break, judge: fn(&Run) -> bool) {
     world(async move |w| {
         let mut run = Run::start(w, Dice::seed(), 1, HELD).await;
         run.csid_break = wrong.of_csid();
@@ -101,14 +115,10 @@ fn is_seen(wrong: Break) {
             tokio::time::sleep(Duration::from_millis(150)).await;
             wrong.once(&run, VOLUMES[round as usize % 3].name).await;
             // Each judgement costs a second or less.
-            if round.is_multiple_of(10) {
-                let (is_linearizable, said) = judge(&run.checker, &run.shared.history.path);
-                if !is_linearizable {
-                    assert!(said.contains("not linearizable"), "{said}");
-                    eprintln!("    {wrong:?} is seen after {round} times");
-                    run.abandon();
-                    return;
-                }
+            if round.is_multiple_of(10) && judge(&run) {
+                eprintln!("    {wrong:?} is seen after {round} times");
+                run.abandon();
+                return;
             }
         }
         panic!("{wrong:?} was not seen");
@@ -117,25 +127,30 @@ fn is_seen(wrong: Break) {
 
 #[test]
 fn forced_release_is_seen() {
-    is_seen(Break::ForcedRelease);
+    is_seen(Break::ForcedRelease, by_checker);
 }
 
 #[test]
 fn csid_that_says_detached_early_is_seen() {
-    is_seen(Break::EarlyDetached);
+    is_seen(Break::EarlyDetached, by_checker);
+}
+
+#[test]
+fn witness_sees_csid_that_says_detached_early() {
+    is_seen(Break::EarlyDetached, by_witness);
 }
 
 #[test]
 fn csid_that_never_says_detached_is_seen() {
-    is_seen(Break::NoDetached);
+    is_seen(Break::NoDetached, by_checker);
 }
 
 #[test]
 fn foreign_detached_is_seen() {
-    is_seen(Break::ForeignDetached);
+    is_seen(Break::ForeignDetached, by_checker);
 }
 
 #[test]
 fn lost_claim_is_seen() {
-    is_seen(Break::LostClaim);
+    is_seen(Break::LostClaim, by_checker);
 }

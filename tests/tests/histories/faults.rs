@@ -13,7 +13,8 @@ use csid_etcd::api::{CompactionRequest, KeyValue, LeaseRevokeRequest, RangeReque
 use csid_tests::dice::Dice;
 use csid_tests::world::eventually;
 use tokio::sync::oneshot;
-use tonic::transport::Endpoint;
+use tonic::Code;
+use tonic::transport::{Channel, Endpoint};
 
 use crate::history::{History, Line, Outcome};
 use crate::host::{Host, Order};
@@ -355,19 +356,30 @@ async fn restore(run: &mut Run, backup: &Path) {
 
 /// Compacts etcd up to its last revision.
 async fn compact(site: &Site) {
-    let endpoint = Endpoint::from_shared(site.etcd.endpoints().remove(0)).expect("an endpoint");
-    let mut kv = KvClient::new(endpoint.connect().await.expect("etcd"));
-    let range = RangeRequest { key: b"/csid/v1/meta".to_vec(), ..RangeRequest::default() };
-    let answer = kv.range(range).await.expect("a read").into_inner();
-    let revision = answer.header.expect("a header").revision;
-    kv.compact(CompactionRequest { revision, physical: false }).await.expect("a compaction");
+    let mut kv = KvClient::new(member(site));
+    eventually("etcd is compacted", async || {
+        let range = RangeRequest { key: b"/csid/v1/meta".to_vec(), ..RangeRequest::default() };
+        let Ok(answer) = kv.range(range).await else { return false };
+        let revision = answer.into_inner().header.expect("a header").revision;
+        kv.compact(CompactionRequest { revision, physical: false }).await.is_ok()
+    })
+    .await;
 }
 
 /// Ends a lease, and with it the rows that have it.
 async fn revoke(site: &Site, id: i64) {
+    let mut leases = LeaseClient::new(member(site));
+    eventually("the lease has ended", async || {
+        let revoked = leases.lease_revoke(LeaseRevokeRequest { id }).await;
+        revoked.map_or_else(|status| status.code() == Code::NotFound, |_| true)
+    })
+    .await;
+}
+
+/// Returns a connection to a member of etcd. It refuses calls while its leader changes.
+fn member(site: &Site) -> Channel {
     let endpoint = Endpoint::from_shared(site.etcd.endpoints().remove(0)).expect("an endpoint");
-    let mut leases = LeaseClient::new(endpoint.connect().await.expect("etcd"));
-    leases.lease_revoke(LeaseRevokeRequest { id }).await.expect("the lease is there");
+    endpoint.timeout(Duration::from_secs(5)).connect_lazy()
 }
 
 /// Returns the records of all claims in etcd, with their keys.
@@ -390,18 +402,6 @@ async fn order(host: &Host, order: Order) {
 /// Returns the holders of a volume in etcd, as NODE/CONSUMER. The read is linearizable.
 pub async fn holders(site: &Site, volume: &str) -> Vec<String> {
     let prefix = format!("/csid/v1/vol/default/{volume}/claim/");
-    let mut range_end = prefix.clone().into_bytes();
-    *range_end.last_mut().expect("a prefix") += 1;
-    let range = RangeRequest { key: prefix.clone().into_bytes(), range_end, ..RangeRequest::default() };
-    let mut found = None;
-    // A member whose leader has changed refuses the read.
-    eventually("etcd is read", async || {
-        let endpoint = Endpoint::from_shared(site.etcd.endpoints().remove(0)).expect("an endpoint");
-        let Ok(channel) = endpoint.timeout(Duration::from_secs(5)).connect().await else { return false };
-        found = KvClient::new(channel).range(range.clone()).await.ok();
-        found.is_some()
-    })
-    .await;
-    let found = found.expect("an answer").into_inner().kvs;
-    found.into_iter().map(|kv| String::from_utf8_lossy(&kv.key[prefix.len()..]).into_owned()).collect()
+    let rows = site.raw().await.below(&prefix).await;
+    rows.into_iter().map(|row| String::from_utf8_lossy(&row.key[prefix.len()..]).into_owned()).collect()
 }

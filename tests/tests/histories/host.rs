@@ -1,11 +1,12 @@
 //! A host: a world with csid, its plugins and clients, and what the faults order. The first host runs the controller of the plugin that attaches, and
 //! has no clients.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use csi_witness::Mark;
 use csid_tests::ask::healthy;
 use csid_tests::backend::Backend;
 use csid_tests::clock::Clock;
@@ -33,6 +34,15 @@ pub struct Host {
     pub thread: std::thread::JoinHandle<()>,
 }
 
+/// What the hosts have in common.
+#[derive(Clone)]
+pub struct Places {
+    /// What the plugin that attaches has.
+    pub storage: PathBuf,
+    /// A directory for each host, with the logs of its witnesses.
+    pub logs: PathBuf,
+}
+
 /// What a fault does to csid.
 #[derive(Clone, Copy, Debug)]
 pub enum Order {
@@ -51,7 +61,7 @@ pub async fn host(
     w: &mut World,
     name: &str,
     link: &Path,
-    storage: &Path,
+    places: &Places,
     shared: Arc<Shared>,
     mut orders: UnboundedReceiver<(Order, oneshot::Sender<()>)>,
 ) {
@@ -60,6 +70,9 @@ pub async fn host(
     for (key, value) in clock.environment() {
         w.environment.insert(key.to_owned(), value.display().to_string());
     }
+    let logs = places.logs.join(name);
+    std::fs::create_dir(&logs).expect("a directory");
+    w.logs = Some(logs.clone());
     let is_controller = name == CONTROLLER;
     let (mut plugins, mut keys) = (vec![ATTACHING], String::new());
     if is_controller {
@@ -67,10 +80,8 @@ pub async fn host(
     } else {
         w.add_plugin_and("p", &[], "").await;
         plugins.push("p");
-        // The witness of this host sees no controller. The plugin itself knows what is attached.
-        w.may_excuse(31, "with a publish_context, and the plugin does not attach");
     }
-    attach(w, name, is_controller, storage).await;
+    attach(w, name, is_controller, &places.storage).await;
     w.configure(&format!("node = {name:?}\n[cluster]\nname = \"prod\"\nlink = {link:?}\n{keys}"));
     let own = w.start().await;
     for plugin in &plugins {
@@ -120,9 +131,13 @@ pub async fn host(
     })
     .await;
     for plugin in plugins {
-        let record = (name.to_owned(), w.plugin(plugin).calls());
-        shared.records.lock().expect("the records").push(record);
+        csi_witness::mark(&log(&logs, plugin), Mark::Rest).expect("the witness' log");
     }
+}
+
+/// Returns the log of a plugin's witness, by the directory of its host's logs.
+pub fn log(logs: &Path, plugin: &str) -> PathBuf {
+    logs.join(format!("{plugin}.jsonl"))
 }
 
 /// Starts the host's part of the plugin that attaches. All hosts have its storage in common, but for the data. Each host has a file system of its own

@@ -11,10 +11,8 @@ use csid_client::{
 };
 use csid_tests::ask::NAMESPACE;
 use csid_tests::dice::Dice;
-use csid_tests::plugin::Recorded;
 
 use crate::history::{History, Line, Outcome};
-use crate::storage::Stray;
 
 /// A volume of the load.
 #[derive(Clone, Copy, Debug)]
@@ -60,6 +58,14 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// How long a client tries to let a volume go.
 const REST: Duration = Duration::from_secs(150);
 
+/// A volume that is attached to a host, and neither etcd nor a journal knows it since a restore of etcd. Its call had no end, or its claim had ended.
+#[derive(Clone, Debug)]
+pub struct Stray {
+    pub volume: &'static str,
+    /// The plugin's name of the host.
+    pub node: String,
+}
+
 /// What all hosts share.
 pub struct Shared {
     pub history: Arc<History>,
@@ -71,8 +77,6 @@ pub struct Shared {
     pub keeps: AtomicBool,
     /// The volumes that clients have, with the clients as NODE/CONSUMER.
     pub had: Mutex<BTreeSet<(&'static str, String)>>,
-    /// What each plugin has recorded, by its host. A host adds it at its end.
-    pub records: Mutex<Vec<(String, Vec<Recorded>)>>,
     /// What restores of etcd have left attached.
     pub strays: Mutex<Vec<Stray>>,
     /// The clients that run.
@@ -87,8 +91,8 @@ pub struct Shared {
 impl Shared {
     pub fn new(history: Arc<History>, seed: u64, held: Duration) -> Shared {
         let (stop, keeps, is_broken, taken, hosts) = Default::default();
-        let (had, records, strays, clients) = Default::default();
-        Shared { history, seed, held, stop, keeps, had, records, strays, clients, is_broken, taken, hosts }
+        let (had, strays, clients) = Default::default();
+        Shared { history, seed, held, stop, keeps, had, strays, clients, is_broken, taken, hosts }
     }
 }
 

@@ -1,5 +1,5 @@
 //! Histories of a whole cluster: real etcd, servers, links and hosts, a seeded load of clients, and faults. porcupine judges what the clients
-//! saw (tests/go/histories), a witness judges each host's calls to its plugin, and `storage` what the plugins of all hosts have recorded. `$CSID_FAULTS` is the number of faults, `$CSID_SEED`
+//! saw (tests/go/histories), and csi-witness the calls to the plugins of all hosts. `$CSID_FAULTS` is the number of faults, `$CSID_SEED`
 //! repeats the choices of a run. What the processes do with them is not repeated.
 
 mod breaks;
@@ -8,9 +8,9 @@ mod history;
 mod host;
 mod load;
 mod network;
-mod storage;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -20,24 +20,24 @@ use std::time::{Duration, Instant};
 
 use csi_proto::cluster::v1::change_ask::What;
 use csi_proto::cluster::v1::{AttachAsk, ChangeAsk, DetachAsk, VolumeRow};
+use csi_witness::report::Report;
+use csi_witness::{Event, Hosts, Mark};
 use csid_tests::backend::{Backend, Volume as Stored};
 use csid_tests::clock::Clock;
 use csid_tests::cluster as site;
 use csid_tests::dice::Dice;
 use csid_tests::etcd::{Cluster as Etcd, Place};
 use csid_tests::fault::Fault as ServerFault;
-use csid_tests::script;
 use csid_tests::world::{World, eventually, within_time, world};
 use rustix::process::Signal;
 use tokio::sync::mpsc::unbounded_channel;
 
 use crate::faults::{Faults, claims, holders};
 use crate::history::{History, Line};
-use crate::host::{CLIENTS, CONTROLLER, Host, host, node_id};
-use crate::load::{ATTACHING, Shared, VOLUMES};
+use crate::host::{CLIENTS, CONTROLLER, Host, Places, host, log, node_id};
+use crate::load::{ATTACHING, Shared, Stray, VOLUMES};
 use crate::network::Network;
 use crate::site::Site;
-use crate::storage::Stray;
 
 /// The hosts with clients at the start, and at the end.
 const HOSTS: [usize; 2] = [2, 5];
@@ -47,6 +47,11 @@ const FAULTS: usize = 20;
 const MEMBERS: usize = 3;
 /// The ports of a member of etcd, for clients and peers, and of a server.
 const PORTS: [u16; 3] = [2379, 2380, 8443];
+
+/// The CSI rules of which the witness has to see something over the hosts of each plugin.
+const JUDGED: [u8; 6] = [18, 21, 22, 24, 25, 34];
+/// The same, where a controller attaches.
+const JUDGED_OF_CONTROLLERS: [u8; 2] = [20, 23];
 
 /// How long a client has a volume at most.
 const HELD: Duration = Duration::from_millis(150);
@@ -89,8 +94,7 @@ struct Run {
     shared: Arc<Shared>,
     /// The first one runs the controller of the plugin that attaches.
     hosts: Vec<Host>,
-    /// What the plugin that attaches has, on all hosts.
-    storage: PathBuf,
+    places: Places,
     /// The fault that each csid has on purpose. Empty: none.
     csid_break: &'static str,
 }
@@ -122,8 +126,9 @@ impl Run {
         let clocks: Vec<_> = (0..servers).map(|n| Clock::new(&w.path(&format!("clock-s{n}")))).collect();
         site.environments = clocks.iter().map(|clock| clock.environment().to_vec()).collect();
         let server_faults = site.start_with_faults();
-        let storage = w.path("storage");
-        let stored = Backend::new(&storage);
+        let places = Places { storage: w.path("storage"), logs: w.path("witnesses") };
+        std::fs::create_dir(&places.logs).expect("a directory");
+        let stored = Backend::new(&places.storage);
         std::fs::create_dir_all(stored.data_directory()).expect("the storage");
         for volume in VOLUMES {
             let mut ask = site::register(volume.name, volume.access_mode);
@@ -147,7 +152,7 @@ impl Run {
             server_faults,
             shared,
             hosts,
-            storage,
+            places,
             csid_break: "",
         };
         run.start_host(CONTROLLER.to_owned());
@@ -178,11 +183,11 @@ impl Run {
         let (orders, taken) = unbounded_channel();
         let (shared, link, of) = (Arc::clone(&self.shared), node.run().to_owned(), name.clone());
         let thread = std::thread::Builder::new().name(name.clone());
-        let (csid_break, storage) = (self.csid_break, self.storage.clone());
+        let (csid_break, places) = (self.csid_break, self.places.clone());
         let run = move || {
             world(async move |w| {
                 w.environment.insert("CSID_BREAK".into(), csid_break.into());
-                Box::pin(host(w, &of, &link, &storage, shared, taken)).await;
+                Box::pin(host(w, &of, &link, &places, shared, taken)).await;
             });
         };
         self.hosts.push(Host { name, node, orders, thread: thread.spawn(run).expect("a thread") });
@@ -235,7 +240,7 @@ impl Run {
 
     /// Returns to what nodes a volume is attached, by the storage. Empty for a volume that no controller attaches.
     fn attached(&self, external_id: &str) -> BTreeSet<String> {
-        let stored = Backend::new(&self.storage).get::<Stored>(external_id).expect("the storage");
+        let stored = Backend::new(&self.places.storage).get::<Stored>(external_id).expect("the storage");
         stored.into_iter().flat_map(|stored| stored.attachments.into_keys()).collect()
     }
 
@@ -286,7 +291,11 @@ impl Run {
             for node in self.attached(&volume.external_id()) {
                 if !known.contains(&node) {
                     println!("           {} is attached to {node}, and etcd lacks that", volume.name);
-                    let stray = Stray { volume: volume.name, node, at: script::now() };
+                    // The servers cannot know of it.
+                    let mark = Mark::Forgotten { volume: volume.external_id(), node: node.clone() };
+                    let controllers = log(&self.places.logs.join(CONTROLLER), volume.plugin);
+                    csi_witness::mark(&controllers, mark).expect("the witness' log");
+                    let stray = Stray { volume: volume.name, node };
                     self.shared.strays.lock().expect("the strays").push(stray);
                 }
             }
@@ -328,24 +337,60 @@ impl Run {
         }
     }
 
-    /// Judges what the plugins of all hosts have recorded.
-    fn judge_storage(&self) {
-        let records = self.shared.records.lock().expect("the records");
-        let count = |rpc| {
-            let calls = records.iter().flat_map(|(_, calls)| calls);
-            calls.filter(|recorded| recorded.call.rpc == rpc).count()
-        };
-        let counts = ["ControllerPublishVolume", "ControllerUnpublishVolume", "NodeStageVolume"].map(count);
-        eprintln!("    {} attaches, {} detaches, {} stages", counts[0], counts[1], counts[2]);
-        assert!(counts.iter().all(|count| *count > 5), "the load has shown little of attaching");
+    /// Returns the logs of a plugin's witnesses on all hosts.
+    fn logs(&self, plugin: &str) -> Vec<PathBuf> {
+        let hosts = std::fs::read_dir(&self.places.logs).expect("the logs");
+        let logs = hosts.map(|host| log(&host.expect("the logs").path(), plugin));
+        logs.filter(|log| log.exists()).collect()
+    }
+
+    /// Returns what the witness says of the calls to a plugin on all hosts.
+    fn report(&self, plugin: &str) -> Report {
+        Report::read(&self.logs(plugin)).expect("the witnesses' logs")
+    }
+
+    /// Judges the calls to the plugins of all hosts.
+    fn judge_calls(&self) {
         let strays = self.shared.strays.lock().expect("the strays");
-        for volume in VOLUMES {
-            let faults = storage::faults(volume, &records, &strays);
-            if !faults.is_empty() {
-                keep(&self.shared.history.path, self.seed);
+        for plugin in BTreeSet::from(VOLUMES.map(|volume| volume.plugin)) {
+            let (logs, report) = (self.logs(plugin), self.report(plugin));
+            let mut rules = JUDGED.to_vec();
+            if plugin == ATTACHING {
+                rules.extend(JUDGED_OF_CONTROLLERS);
             }
-            assert!(faults.is_empty(), "seed {}: {}: {faults:#?}", self.seed, volume.name);
+            let checked =
+                |rule: u8| report.rules.iter().find(|row| row.rule == rule).map_or(0, |row| row.checked);
+            let checked: Vec<_> = rules.into_iter().map(|rule| (rule, checked(rule))).collect();
+            let counts: Vec<_> = checked.iter().map(|(rule, count)| format!("{rule}: {count}")).collect();
+            eprintln!(
+                "    witness of {plugin} on {} hosts: {} calls, {} breaches, checks by rule: {}",
+                logs.len(),
+                report.calls,
+                report.breaches.len(),
+                counts.join(", ")
+            );
+            let mut early = early(&logs);
+            // An attach elsewhere fails while a stray is in its way.
+            early.retain(|rpc| strays.is_empty() || rpc != "ControllerPublishVolume");
+            if !report.breaches.is_empty() || !early.is_empty() {
+                self.keep_logs(&logs);
+            }
+            assert!(report.breaches.is_empty(), "seed {}: {plugin}: {report}", self.seed);
+            assert!(early.is_empty(), "seed {}: the plugin does not allow {early:?}", self.seed);
+            let is_shown = |(_, count): &(u8, u64)| *count >= HOSTS[1] as u64;
+            assert!(checked.iter().all(is_shown), "the load has shown little of {plugin}");
+        }
+        for volume in VOLUMES {
             assert_eq!(self.attached(&volume.external_id()), BTreeSet::new(), "{} is attached", volume.name);
+        }
+    }
+
+    /// Keeps the history and logs that show a failure.
+    fn keep_logs(&self, logs: &[PathBuf]) {
+        keep(&self.shared.history.path, self.seed);
+        for log in logs {
+            let name = log.strip_prefix(&self.places.logs).expect("a log").with_extension("");
+            keep(log, format!("{}-{}", self.seed, name.display().to_string().replace('/', "-")));
         }
     }
 
@@ -379,7 +424,7 @@ fn cluster_with_faults_is_linearizable() {
         }
         run.agree().await;
         run.rest(&faults).await;
-        run.judge_storage();
+        run.judge_calls();
 
         let history = &run.shared.history;
         let (is_linearizable, said) = judge(&run.checker, &history.path);
@@ -397,11 +442,27 @@ fn cluster_with_faults_is_linearizable() {
     });
 }
 
-/// Keeps a history that shows a failure, where no end of a run removes it.
-fn keep(history: &Path, seed: u64) {
-    let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("csid-history-{seed}.jsonl"));
-    let _ = std::fs::copy(history, &kept);
-    eprintln!("the history is {}", kept.display());
+/// Returns the calls that a plugin has refused as ones that are not allowed in its state: they came before their turn.
+fn early(logs: &[PathBuf]) -> Vec<String> {
+    let mut called = BTreeMap::new();
+    let mut early = Vec::new();
+    for event in Hosts::open(logs).expect("the witnesses' logs") {
+        match event.expect("the witnesses' logs").1 {
+            Event::Called { call, rpc, .. } => drop(called.insert(call, rpc)),
+            Event::Ended { call, code, .. } if code.as_deref() == Some("FAILED_PRECONDITION") => {
+                early.extend(called.remove(&call));
+            }
+            _ => {}
+        }
+    }
+    early
+}
+
+/// Keeps a file that shows a failure, where no end of a run removes it.
+fn keep(file: &Path, name: impl Display) {
+    let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("csid-history-{name}.jsonl"));
+    let _ = std::fs::copy(file, &kept);
+    eprintln!("kept: {}", kept.display());
 }
 
 /// Stops a program for a time.

@@ -126,7 +126,7 @@ impl Slots<'_> {
         let all: Vec<_> = (0..self.slots.len()).collect();
         self.must(Ask::Unmount, &all).await;
         self.settle(|_, _| panic!("csid ended by itself")).await;
-        self.witnesses.mark(Mark::Rest);
+        self.witnesses.mark(&Mark::Rest);
         self.check(&[]);
         self.site.w.nothing_left(&self.site.client).await;
         let answer = format!("{:?}", events(&self.site.client, 0).await);

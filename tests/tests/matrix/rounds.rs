@@ -64,7 +64,7 @@ impl Slots<'_> {
         match ask {
             None => {
                 self.site.w.reboot().await;
-                self.witnesses.mark(Mark::Reboot);
+                self.witnesses.mark(&Mark::Reboot);
                 self.happened(&What::Rebooted);
             }
             Some(ask) if cell.operation.begins_cut_off() => self.cut_off(cell, ask, slots).await,

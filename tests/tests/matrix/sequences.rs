@@ -231,7 +231,7 @@ impl Fate<'_, '_> {
                 let slots = 0..self.host.slots.len();
                 let rides: Vec<_> = slots.map(|slot| self.host.traffic.enter(slot)).collect();
                 self.site.w.reboot().await;
-                self.witnesses.mark(Mark::Reboot);
+                self.witnesses.mark(&Mark::Reboot);
                 self.start(What::Rebooted, begun).await;
                 for (slot, ride) in rides.iter().enumerate() {
                     self.host.traffic.leave(slot, ride);

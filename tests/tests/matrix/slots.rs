@@ -39,9 +39,9 @@ pub struct Slots<'w> {
 pub struct Witnesses(Vec<Witness>);
 
 impl Witnesses {
-    pub fn mark(&self, mark: Mark) {
+    pub fn mark(&self, mark: &Mark) {
         for witness in &self.0 {
-            witness.mark(mark).expect("the witness' log");
+            witness.mark(mark.clone()).expect("the witness' log");
         }
     }
 

@@ -12,7 +12,7 @@ pub mod rules;
 mod script;
 mod witness;
 
-pub use log::{LogError, Reader};
+pub use log::{Hosts, LogError, Reader};
 pub use message::Alteration;
 pub use record::{Event, Mark, Record, mark};
 pub use script::{GRPC_CODES, Script, ScriptError};

@@ -1,8 +1,9 @@
-//! A log, read as it grows.
+//! A log, read as it grows, and the logs of several hosts, read as one.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
-use std::path::Path;
+use std::iter::Peekable;
+use std::path::{Path, PathBuf};
 
 use crate::record::{Event, Record};
 
@@ -31,7 +32,7 @@ impl Reader {
 
 /// Ends after the last record that is written by now, and goes on when more is.
 impl Iterator for Reader {
-    type Item = Result<Event, LogError>;
+    type Item = Result<Record, LogError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if let Err(error) = self.file.read_until(b'\n', &mut self.partial) {
@@ -43,6 +44,34 @@ impl Iterator for Reader {
         self.line += 1;
         let record = serde_json::from_slice::<Record>(&self.partial);
         self.partial.clear();
-        Some(record.map(|record| record.event).map_err(|source| LogError::Parse { line: self.line, source }))
+        Some(record.map_err(|source| LogError::Parse { line: self.line, source }))
+    }
+}
+
+/// The logs of several hosts of one plugin. Each log keeps its order, whatever its clock did. Numbers of connections and calls are unique over all
+/// logs: that of a log, times how many logs there are, plus the place of the log.
+pub struct Hosts {
+    logs: Vec<Peekable<Reader>>,
+}
+
+impl Hosts {
+    pub fn open(logs: &[PathBuf]) -> Result<Self, LogError> {
+        let logs = logs.iter().map(|log| Ok(Reader::open(log)?.peekable()));
+        Ok(Hosts { logs: logs.collect::<Result<_, LogError>>()? })
+    }
+}
+
+/// Each event comes with the place of its log.
+impl Iterator for Hosts {
+    type Item = Result<(usize, Event), LogError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let heads = self.logs.iter_mut().enumerate().filter_map(|(at, log)| Some((at, log.peek()?)));
+        // What cannot be read comes first.
+        let (at, _) = heads.min_by_key(|(_, head)| head.as_ref().map_or(0, |record| record.time))?;
+        let count = self.logs.len() as u64;
+        let unique = |number: u64| number * count + at as u64;
+        let record = self.logs[at].next()?;
+        Some(record.map(|record| (at, record.event.numbered(unique))))
     }
 }

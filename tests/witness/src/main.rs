@@ -39,8 +39,9 @@ enum Command {
     },
     /// Check a log, of a witness that runs or of one that ran; exits with 1 when a rule was broken
     Report {
-        /// As `run` writes it
-        log: PathBuf,
+        /// As `run` writes it; several are those of one plugin's hosts, judged together
+        #[arg(required = true)]
+        log: Vec<PathBuf>,
         /// For programs
         #[arg(long)]
         json: bool,
@@ -50,6 +51,12 @@ enum Command {
         mark: What,
         /// As `run` writes it
         log: PathBuf,
+        /// Whose attachment is forgotten
+        #[arg(required_if_eq("mark", "forgotten"))]
+        volume: Option<String>,
+        /// The plugin's name of the node
+        #[arg(required_if_eq("mark", "forgotten"))]
+        node: Option<String>,
     },
 }
 
@@ -59,6 +66,8 @@ enum What {
     Reboot,
     /// The CO is done with every volume: what is still there was forgotten
     Rest,
+    /// The CO has lost its record of an attachment, as by an older backup
+    Forgotten,
 }
 
 type Failure = Box<dyn std::error::Error>;
@@ -96,10 +105,12 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
             }
             Ok(if report.breaches.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(BREACHES) })
         }
-        Command::Mark { mark, log } => {
+        Command::Mark { mark, log, volume, node } => {
+            let [volume, node] = [volume, node].map(Option::unwrap_or_default);
             let mark = match mark {
                 What::Reboot => Mark::Reboot,
                 What::Rest => Mark::Rest,
+                What::Forgotten => Mark::Forgotten { volume, node },
             };
             csi_witness::mark(&log, mark)?;
             Ok(ExitCode::SUCCESS)

@@ -15,7 +15,7 @@ use serde_json::Value;
 /// A line of the log.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Record {
-    /// Microseconds since 1970; for people, no rule depends on it.
+    /// Microseconds since 1970. The logs of several hosts are put in one order by it.
     pub time: u64,
     #[serde(flatten)]
     pub event: Event,
@@ -62,14 +62,35 @@ pub enum Event {
     },
 }
 
+impl Event {
+    /// Returns the event with other numbers of its connection and call.
+    pub(crate) fn numbered(self, number: impl Fn(u64) -> u64) -> Event {
+        match self {
+            Event::Connected { connection, socket, co, plugin } => {
+                Event::Connected { connection: number(connection), socket, co, plugin }
+            }
+            Event::Closed { connection } => Event::Closed { connection: number(connection) },
+            Event::Called { call, connection, rpc, request } => {
+                Event::Called { call: number(call), connection: number(connection), rpc, request }
+            }
+            Event::Ended { call, code, response, fault } => {
+                Event::Ended { call: number(call), code, response, fault }
+            }
+            Event::Marked { mark } => Event::Marked { mark },
+        }
+    }
+}
+
 /// An event that the witness cannot see, and a caller adds.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mark {
     /// The node rebooted: nothing is staged or published any more; what is attached still is.
     Reboot,
     /// The CO has nothing left to do and wants no volume on this node: what is there now was forgotten.
     Rest,
+    /// The CO has lost its record of an attachment, as a restore of an older backup does: it cannot know of it.
+    Forgotten { volume: String, node: String },
 }
 
 /// The file of the records. A line is one write to a file opened for appending, so lines of several writers do not mix.

@@ -1,14 +1,14 @@
-//! A finished log's verdict with its proofs: each breach with the calls that show it.
+//! The verdict on the logs of a plugin's hosts with its proofs: each breach with the calls that show it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::path::Path;
+use std::path::PathBuf;
 
 use comfy_table::{Table, presets};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::log::{LogError, Reader};
+use crate::log::{Hosts, LogError};
 use crate::record::Event;
 use crate::rules::{Breach, Checker, RULES, Verdict};
 
@@ -39,6 +39,9 @@ pub struct Proof {
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Exchange {
     pub call: u64,
+    /// Absent where there is one log alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub log: Option<PathBuf>,
     pub rpc: String,
     pub request: Value,
     /// Absent where the CO had no answer.
@@ -46,22 +49,27 @@ pub struct Exchange {
 }
 
 impl Report {
-    pub fn read(log: &Path) -> Result<Self, LogError> {
+    /// Judges the log of a host, or those of several hosts of one plugin.
+    pub fn read(logs: &[PathBuf]) -> Result<Self, LogError> {
         let mut checker = Checker::default();
-        for event in Reader::open(log)? {
-            checker.feed(&event?);
+        for event in Hosts::open(logs)? {
+            let (host, event) = event?;
+            checker.feed(host, &event);
         }
         let verdict = checker.verdict();
         let wanted: BTreeSet<u64> =
             verdict.breaches.iter().flat_map(|breach| &breach.calls).copied().collect();
 
         let (mut calls, mut shown) = (0, BTreeMap::<u64, Exchange>::new());
-        for event in Reader::open(log)? {
-            match event? {
+        for event in Hosts::open(logs)? {
+            let (host, event) = event?;
+            match event {
                 Event::Called { call, rpc, request, .. } => {
                     calls += 1;
                     if wanted.contains(&call) {
-                        shown.insert(call, Exchange { call, rpc, request, code: None });
+                        let log = Some(&logs[host]).filter(|_| logs.len() > 1).cloned();
+                        let number = call / logs.len() as u64;
+                        shown.insert(call, Exchange { call: number, log, rpc, request, code: None });
                     }
                 }
                 Event::Ended { call, code, .. } => {
@@ -109,7 +117,8 @@ impl fmt::Display for Report {
             writeln!(f, "\nrule {}: {}", breach.rule, breach.what)?;
             for call in &breach.calls {
                 let code = call.code.as_deref().unwrap_or("no answer");
-                writeln!(f, "  #{} {} {} -> {code}", call.call, call.rpc, call.request)?;
+                let log = call.log.iter().map(|log| format!(" of {}", log.display())).collect::<String>();
+                writeln!(f, "  #{}{log} {} {} -> {code}", call.call, call.rpc, call.request)?;
             }
         }
         write!(f, "\n{} calls, {} breaches", self.calls, self.breaches.len())

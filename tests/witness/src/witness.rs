@@ -96,7 +96,7 @@ impl Witness {
         let mut judged = self.judged.lock().unwrap_or_else(PoisonError::into_inner);
         let (reader, checker) = &mut *judged;
         for event in reader {
-            checker.feed(&event?);
+            checker.feed(0, &event?.event);
         }
         Ok(checker.verdict().clone())
     }

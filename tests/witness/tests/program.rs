@@ -86,6 +86,49 @@ fn log_is_judged_by_exit_code_table_and_json() {
     assert_eq!(ended(&["mark", "reboot", "/nowhere"]).0, 2);
 }
 
+/// An attachment on a host whose CO has a controller. The times are those of the calls on the hosts.
+fn attached(time: u64, node: &str) -> String {
+    format!(
+        r#"{{"time":{time},"event":"connected","connection":1,"co":7,"plugin":8}}
+{{"time":{time},"event":"called","call":1,"connection":1,"rpc":"Probe","request":{{}}}}
+{{"time":{time},"event":"ended","call":1,"code":"OK"}}
+{{"time":{time},"event":"called","call":2,"connection":1,"rpc":"ControllerGetCapabilities","request":{{}}}}
+{{"time":{time},"event":"ended","call":2,"code":"OK","response":{{"capabilities":[{{"rpc":{{"type":"PUBLISH_UNPUBLISH_VOLUME"}}}}]}}}}
+{{"time":{time},"event":"called","call":3,"connection":1,"rpc":"ControllerPublishVolume","request":{{"volume_id":"vol-1","node_id":"{node}","volume_capability":{{"access_mode":{{"mode":"SINGLE_NODE_WRITER"}}}}}}}}
+{{"time":{time},"event":"ended","call":3,"code":"OK"}}
+"#
+    )
+}
+
+#[test]
+fn logs_of_hosts_are_judged_together_by_their_times() {
+    let directory = tempfile::tempdir().unwrap();
+    let [one, two] = ["one.jsonl", "two.jsonl"].map(|name| directory.path().join(name));
+    std::fs::write(&one, attached(20, "n1")).unwrap();
+    std::fs::write(&two, attached(10, "n2")).unwrap();
+    for log in [&one, &two] {
+        assert_eq!(ended(&["report", text(log)]).0, 0);
+    }
+    let (code, said) = ended(&["report", text(&one), text(&two)]);
+    assert_eq!(code, 1, "{said}");
+    assert!(said.ends_with("6 calls, 1 breaches\n"), "{said}");
+    let shown: Vec<_> =
+        said.lines().filter(|line| line.contains(" #3 of ") || line.contains("rule 34")).collect();
+    let due = ["rule 34: ControllerPublishVolume in the mode SINGLE_NODE_WRITER", text(&one), text(&two)];
+    assert!(shown.len() == 3 && (0..3).all(|n| shown[n].contains(due[n])), "{said}");
+    assert!(said.contains("it is attached to \"n2\""), "{said}");
+
+    // The earlier one is forgotten, before the later one is made.
+    assert_eq!(ended(&["mark", "forgotten", text(&two)]).0, 2);
+    assert_eq!(ended(&["mark", "forgotten", text(&two), "vol-1", "n2"]).0, 0);
+    let log = std::fs::read_to_string(&two).unwrap();
+    let (calls, mark) = log.trim_end().rsplit_once('\n').unwrap();
+    let (_, mark) = mark.split_once(',').unwrap();
+    std::fs::write(&two, format!("{calls}\n{{\"time\":15,{mark}\n")).unwrap();
+    let (code, said) = ended(&["report", text(&one), text(&two)]);
+    assert_eq!(code, 0, "{said}");
+}
+
 #[test]
 fn witness_runs_until_it_is_stopped() {
     let directory = tempfile::tempdir().unwrap();

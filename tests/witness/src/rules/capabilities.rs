@@ -7,10 +7,10 @@ use serde_json::Value;
 
 use super::{Call, Outcome, Verdict};
 
-/// By the plugin's socket: its node half and its controllers may be processes of their own, each with its own answers.
+/// By host and the plugin's socket there: its node half and its controllers may be processes of their own, each with its own answers.
 #[derive(Default)]
 pub(super) struct Capabilities {
-    sockets: BTreeMap<usize, Answers>,
+    sockets: BTreeMap<(usize, usize), Answers>,
 }
 
 #[derive(Default)]
@@ -71,8 +71,8 @@ impl Capabilities {
     }
 
     /// By the socket's own answer. Where it was not asked, another's may be taken for it: it is the same plugin.
-    fn has(&self, socket: usize, side: Side, capability: &str) -> bool {
-        let own = self.sockets.get(&socket).and_then(|answers| answers.capabilities.get(&side));
+    fn has(&self, call: &Call, side: Side, capability: &str) -> bool {
+        let own = self.sockets.get(&socket(call)).and_then(|answers| answers.capabilities.get(&side));
         own.map_or_else(|| self.any(side, capability), |known| known.contains(capability))
     }
 
@@ -90,14 +90,20 @@ impl Capabilities {
         self.any(Side::Plugin, "OFFLINE") && !self.any(Side::Plugin, "ONLINE")
     }
 
-    /// Returns the id of the node that the plugin runs on. `None`: it is not known.
-    pub(super) fn node_id(&self) -> Option<&str> {
-        self.sockets.values().find_map(|answers| answers.node_id.as_deref())
+    /// Returns the id of the node that the plugin runs on there. `None`: it is not known.
+    pub(super) fn node_id(&self, host: usize) -> Option<&str> {
+        let of_host = self.sockets.iter().filter(|((at, _), _)| *at == host);
+        of_host.into_iter().find_map(|(_, answers)| answers.node_id.as_deref())
+    }
+
+    /// Whether a node is another host than this one.
+    pub(super) fn is_elsewhere(&self, node: &str, host: usize) -> bool {
+        self.sockets.iter().any(|((at, _), answers)| *at != host && answers.node_id.as_deref() == Some(node))
     }
 
     pub(super) fn begin(&self, call: &Call, verdict: &mut Verdict) {
         let mut check = |rule, side, capability: &str, what: &str| {
-            let holds = self.has(call.peers.socket, side, capability);
+            let holds = self.has(call, side, capability);
             verdict.check(rule, holds, &[call.id], || match self.answers(side).next() {
                 Some(_) => format!("{what}, and the plugin has no {capability}"),
                 None => format!("{what}, and nobody asked the plugin whether it has {capability}"),
@@ -137,13 +143,17 @@ impl Capabilities {
             "NodeGetCapabilities" => Side::Node,
             "NodeGetInfo" => {
                 let node_id = answer["node_id"].as_str().map(str::to_owned);
-                self.sockets.entry(call.peers.socket).or_default().node_id = node_id;
+                self.sockets.entry(socket(call)).or_default().node_id = node_id;
                 return;
             }
             _ => return,
         };
-        self.sockets.entry(call.peers.socket).or_default().capabilities.insert(side, listed(answer));
+        self.sockets.entry(socket(call)).or_default().capabilities.insert(side, listed(answer));
     }
+}
+
+fn socket(call: &Call) -> (usize, usize) {
+    (call.host(), call.peers.socket)
 }
 
 /// Each is `{"rpc": {"type": …}}`, of the plugin also `service` or `volume_expansion`.

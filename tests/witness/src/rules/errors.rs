@@ -8,8 +8,8 @@ use super::{Call, Kind, Outcome, Peers, Verdict, kind};
 
 #[derive(Default)]
 pub(super) struct Errors {
-    /// By volume (or name): the calls that were refused for what they say, and with which code.
-    refused: BTreeMap<String, Vec<(Call, String)>>,
+    /// By host and volume (or name): the calls that were refused for what they say, and with which code.
+    refused: BTreeMap<(usize, String), Vec<(Call, String)>>,
     /// The RPCs that the plugin does not have, by caller, plugin, RPC and volume.
     unimplemented: BTreeMap<(Peers, String, String), u64>,
 }
@@ -28,7 +28,7 @@ impl Errors {
         if kind(&call.rpc) == Kind::Read {
             return;
         }
-        if let Some(refused) = self.refused.get_mut(&subject) {
+        if let Some(refused) = self.refused.get_mut(&(call.host(), subject.clone())) {
             refused.retain(|(earlier, _)| earlier.peers.co == call.peers.co);
             let is_same = |earlier: &Call| earlier.rpc == call.rpc && earlier.request == call.request;
             if let Some(at) = refused.iter().position(|(earlier, _)| is_same(earlier)) {
@@ -48,7 +48,7 @@ impl Errors {
         let is_negation = kind(&call.rpc) == Kind::Negate;
         // A delete names an id: which name was created is not known.
         let ends = |key: &str| key == subject || call.rpc.starts_with("Delete");
-        self.refused.retain(|key, refused| {
+        self.refused.retain(|(_, key), refused| {
             if ends(key) {
                 refused.retain(|(_, code)| code == "INVALID_ARGUMENT" && !(is_negation && key == subject));
             }
@@ -77,7 +77,10 @@ impl Errors {
             Outcome::Refused(code @ ("INVALID_ARGUMENT" | "ALREADY_EXISTS" | "OUT_OF_RANGE"))
                 if kind(&call.rpc) == Kind::Make =>
             {
-                self.refused.entry(subject).or_default().push((call.clone(), (*code).to_owned()));
+                self.refused
+                    .entry((call.host(), subject))
+                    .or_default()
+                    .push((call.clone(), (*code).to_owned()));
             }
             _ => {}
         }

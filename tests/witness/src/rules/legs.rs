@@ -19,13 +19,15 @@ pub(super) enum State {
 #[derive(Clone, Debug)]
 pub(super) struct Leg {
     pub(super) state: State,
+    /// The host of the call that made it.
+    pub(super) host: usize,
     /// The call that made it.
     pub(super) made: u64,
     /// The last call about it.
     pub(super) last: u64,
     /// The request of the call that made the leg.
     pub(super) request: Value,
-    /// Every publish_context that the plugin answered since it was made.
+    /// Every publish_context that the plugin answered on this host since it was made.
     pub(super) contexts: Vec<Value>,
 }
 
@@ -62,10 +64,14 @@ impl Legs {
             Some(leg) if leg.state == State::Present => Leg { last: call.id, ..leg },
             leg => Leg {
                 state: State::Making,
+                host: call.host(),
                 made: call.id,
                 last: call.id,
                 request: call.request.clone(),
-                contexts: leg.map(|leg| leg.contexts).unwrap_or_default(),
+                contexts: leg
+                    .filter(|leg| leg.host == call.host())
+                    .map(|leg| leg.contexts)
+                    .unwrap_or_default(),
             },
         };
         self.legs.insert(name.to_owned(), leg);
@@ -76,9 +82,13 @@ impl Legs {
         for (name, before) in self.before.remove(&call.id).unwrap_or_default() {
             match (outcome, self.legs.get_mut(&name)) {
                 (Outcome::Ok(answer), Some(leg)) => {
-                    let contexts = std::mem::take(&mut leg.contexts);
+                    let mut contexts = std::mem::take(&mut leg.contexts);
+                    if leg.host != call.host() {
+                        contexts.clear();
+                    }
                     *leg = Leg {
                         state: State::Present,
+                        host: call.host(),
                         made: call.id,
                         last: call.id,
                         request: call.request.clone(),
@@ -111,6 +121,11 @@ impl Legs {
                 self.restore(name, before, call);
             }
         }
+    }
+
+    /// Forgets what is there, or may be.
+    pub(super) fn forget(&mut self, name: &str) {
+        self.legs.remove(name);
     }
 
     fn restore(&mut self, name: String, before: Option<Leg>, call: &Call) {

@@ -1,6 +1,6 @@
-//! The rules for COs, as a fold over a log's events: no clock, no I/O. A rule accuses only where no correct CO could have
-//! sent the call, given the answers that it had; what cannot be known (what became of a call without an answer, what happens
-//! on another node) speaks for the CO. README.md says of each rule what is looked at.
+//! The rules for COs, as a fold over the events of a log, or of the logs of several hosts: no clock, no I/O. A rule accuses only where no
+//! correct CO could have sent the call, given the answers that it had; what cannot be known (what became of a call without an answer, what
+//! happens on a host without a log) speaks for the CO. Digests compare within one log alone. README.md says of each rule what is looked at.
 
 mod capabilities;
 mod errors;
@@ -45,7 +45,7 @@ pub const RULES: &[(u8, &str)] = &[
     (33, "stats and expand get the staging path, ControllerUnpublishVolume the publish secrets"),
     (
         34,
-        "no second publish with another capability, second targets in multi-writer or multi-node modes only",
+        "no second publish with another capability, second targets in multi-writer or multi-node modes only, second nodes in multi-node modes only",
     ),
     (35, "a capability that ValidateVolumeCapabilities did not confirm is not used"),
     (36, "a refused call is not sent again as it is"),
@@ -93,15 +93,20 @@ struct Call {
     request: Value,
 }
 
-/// A process of the CO, a process of the plugin, and the plugin's socket between them.
+/// A process of the CO, a process of the plugin, and the plugin's socket between them, on a host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Peers {
+    host: usize,
     co: i32,
     plugin: i32,
     socket: usize,
 }
 
 impl Call {
+    fn host(&self) -> usize {
+        self.peers.host
+    }
+
     /// A string field; empty where it is not set.
     fn text(&self, field: &str) -> &str {
         self.request[field].as_str().unwrap_or_default()
@@ -186,13 +191,14 @@ pub struct Checker {
 }
 
 impl Checker {
-    pub fn feed(&mut self, event: &Event) {
+    /// Takes the next event of a host. The numbers of connections and calls are unique over all hosts.
+    pub fn feed(&mut self, host: usize, event: &Event) {
         match event {
             Event::Connected { connection, socket, co, plugin } => {
                 // A peer in another pid namespace has none: each of its connections may be another process.
                 let seen =
                     |pid: &i32| if *pid > 0 { *pid } else { -i32::try_from(*connection).unwrap_or(i32::MAX) };
-                let peers = Peers { co: seen(co), plugin: seen(plugin), socket: *socket };
+                let peers = Peers { host, co: seen(co), plugin: seen(plugin), socket: *socket };
                 self.connections.insert(*connection, peers);
             }
             Event::Closed { connection } => {
@@ -200,7 +206,8 @@ impl Checker {
                 self.lose(|call| call.connection == *connection);
             }
             Event::Called { call, connection, rpc, request } => {
-                let peers = self.connections.get(connection).copied().unwrap_or_default();
+                let peers = self.connections.get(connection).copied();
+                let peers = peers.unwrap_or(Peers { host, ..Peers::default() });
                 let call = Call {
                     id: *call,
                     connection: *connection,
@@ -214,10 +221,13 @@ impl Checker {
                 self.end(*call, &Outcome::new(code.as_deref(), response))
             }
             Event::Marked { mark: Mark::Reboot } => {
-                self.lose(|_| true);
-                self.volumes.reboot();
+                self.lose(|call| call.host() == host);
+                self.volumes.reboot(host);
             }
-            Event::Marked { mark: Mark::Rest } => self.volumes.rest(&mut self.verdict),
+            Event::Marked { mark: Mark::Rest } => {
+                self.volumes.rest(host, &self.capabilities, &mut self.verdict);
+            }
+            Event::Marked { mark: Mark::Forgotten { volume, node } } => self.volumes.forget(volume, node),
         }
     }
 

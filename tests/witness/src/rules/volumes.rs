@@ -1,4 +1,4 @@
-//! Rules 20 to 29, 31 and 33 to 35: what a call may rely on, given how far its volume is up on this node.
+//! Rules 20 to 29, 31 and 33 to 35: what a call may rely on, given how far its volume is up on the hosts.
 
 use std::collections::BTreeMap;
 
@@ -12,26 +12,38 @@ use super::{Call, Kind, Outcome, Verdict, kind};
 #[derive(Default)]
 pub(super) struct Volumes {
     volumes: BTreeMap<String, Volume>,
-    /// Whose staging or target path it is, or was.
-    owners: BTreeMap<String, String>,
-    /// By volume: the last call that staged or unstaged it, whatever became of it.
-    staged: BTreeMap<String, u64>,
+    /// By host: whose staging or target path it is, or was.
+    owners: BTreeMap<(usize, String), String>,
+    /// By host and volume: the last call that staged or unstaged it, whatever became of it.
+    staged: BTreeMap<(usize, String), u64>,
 }
 
 #[derive(Default)]
 struct Volume {
     /// By node id.
     attachments: Legs,
+    hosts: BTreeMap<usize, OnHost>,
+    /// The plugin made it through this witness.
+    is_created: bool,
+    /// Capabilities that were validated: whether they were confirmed, and by which call.
+    validated: BTreeMap<String, (bool, u64)>,
+}
+
+/// What is known of a volume on one host.
+#[derive(Default)]
+struct OnHost {
     /// By staging path; more than one only of a CO that breaks rule 28.
     staging: Legs,
     /// By target path.
     targets: Legs,
-    /// The volume_context that goes with it, and the call that said so.
+    /// The volume_context that goes with it, and the call that said so. That of a volume that the plugin made here is the plugin's own.
     context: Option<(Value, u64)>,
-    /// The plugin made it through this witness: `context` is its own.
-    is_created: bool,
-    /// Capabilities that were validated: whether they were confirmed, and by which call.
-    validated: BTreeMap<String, (bool, u64)>,
+}
+
+impl OnHost {
+    fn legs(&self) -> impl Iterator<Item = (&str, &Leg)> {
+        self.staging.iter().chain(self.targets.iter())
+    }
 }
 
 impl Volumes {
@@ -44,12 +56,17 @@ impl Volumes {
         ) {
             self.check_paths(id, call, verdict);
         }
-        let last_staged = self.staged.get(id).copied();
+        let at = (call.host(), id.to_owned());
+        let last_staged = self.staged.get(&at).copied();
         let volume = self.volumes.entry(id.to_owned()).or_default();
-        match call.rpc.as_str() {
+        let rpc = call.rpc.as_str();
+        if matches!(rpc, "ControllerPublishVolume" | "NodeStageVolume" | "NodePublishVolume") {
+            volume.check_use(call, verdict);
+            volume.check_second_node(call, verdict);
+        }
+        match rpc {
             "ControllerPublishVolume" => {
-                volume.check_use(call, verdict);
-                volume.check_again(&volume.attachments, call.text("node_id"), call, verdict);
+                check_again(&volume.attachments, call.text("node_id"), call, verdict);
                 volume.attachments.make(call.text("node_id"), call);
             }
             "ControllerUnpublishVolume" => {
@@ -58,42 +75,44 @@ impl Volumes {
                 volume.attachments.negate(|name| node.is_empty() || name == node, call);
             }
             "NodeStageVolume" => {
-                volume.check_use(call, verdict);
                 volume.check_attached(call, known, verdict);
                 let path = call.text("staging_target_path");
                 volume.check_staging_path(path, call, verdict);
-                volume.check_again(&volume.staging, path, call, verdict);
-                volume.staging.make(path, call);
-                self.staged.insert(id.to_owned(), call.id);
+                let here = volume.at(call);
+                check_again(&here.staging, path, call, verdict);
+                here.staging.make(path, call);
+                self.staged.insert(at, call.id);
             }
             "NodeUnstageVolume" => {
                 let path = call.text("staging_target_path");
                 volume.check_staging_path(path, call, verdict);
-                must_be_gone(verdict, 22, volume.targets.iter(), call);
-                volume.staging.negate(|name| name == path, call);
-                self.staged.insert(id.to_owned(), call.id);
+                let here = volume.at(call);
+                must_be_gone(verdict, 22, here.targets.iter(), call);
+                here.staging.negate(|name| name == path, call);
+                self.staged.insert(at, call.id);
             }
             "NodePublishVolume" => {
-                volume.check_use(call, verdict);
                 volume.check_attached(call, known, verdict);
                 volume.check_staged(call, known, last_staged, verdict);
                 let target = call.text("target_path");
-                volume.check_again(&volume.targets, target, call, verdict);
                 volume.check_second_target(call, verdict);
-                volume.targets.make(target, call);
+                let here = volume.at(call);
+                check_again(&here.targets, target, call, verdict);
+                here.targets.make(target, call);
             }
             "NodeUnpublishVolume" => {
                 let target = call.text("target_path");
-                volume.targets.negate(|name| name == target, call);
+                volume.at(call).targets.negate(|name| name == target, call);
             }
             "NodeGetVolumeStats" | "NodeGetVolumeHealth" => {
                 volume.check_given_staging_path(call, known, verdict);
             }
             "NodeExpandVolume" => {
                 volume.check_given_staging_path(call, known, verdict);
+                let here = volume.at(call);
                 let (what, legs, last) = match known.stages() {
-                    true => ("staged", &volume.staging, last_staged),
-                    false => ("published", &volume.targets, None),
+                    true => ("staged", &here.staging, last_staged),
+                    false => ("published", &here.targets, None),
                 };
                 let leg = legs.iter().map(|(_, leg)| leg).max_by_key(|leg| leg.state == State::Present);
                 must_be_up(verdict, 26, what, leg, last, call);
@@ -112,7 +131,7 @@ impl Volumes {
             let created = &answer["volume"];
             let volume = self.volumes.entry(created["volume_id"].as_str().unwrap_or_default().to_owned());
             let volume = volume.or_default();
-            volume.context = Some((created["volume_context"].clone(), call.id));
+            volume.at(call).context = Some((created["volume_context"].clone(), call.id));
             volume.is_created = true;
         }
         let Some(id) = call.volume() else { return };
@@ -127,14 +146,14 @@ impl Volumes {
         match call.rpc.as_str() {
             "ControllerPublishVolume" => volume.attachments.made(call, outcome),
             "ControllerUnpublishVolume" => volume.attachments.negated(call, outcome),
-            "NodeStageVolume" => volume.staging.made(call, outcome),
-            "NodeUnstageVolume" => volume.staging.negated(call, outcome),
-            "NodePublishVolume" => volume.targets.made(call, outcome),
-            "NodeUnpublishVolume" => volume.targets.negated(call, outcome),
+            "NodeStageVolume" => volume.at(call).staging.made(call, outcome),
+            "NodeUnstageVolume" => volume.at(call).staging.negated(call, outcome),
+            "NodePublishVolume" => volume.at(call).targets.made(call, outcome),
+            "NodeUnpublishVolume" => volume.at(call).targets.negated(call, outcome),
             "ValidateVolumeCapabilities" => volume.validate(call, outcome),
             "DeleteVolume" if outcome.took_away() => {
                 volume.is_created = false;
-                volume.context = None;
+                volume.forget_contexts();
                 volume.validated.clear();
             }
             _ => {}
@@ -142,20 +161,30 @@ impl Volumes {
         self.forget_if_empty(id);
     }
 
-    pub(super) fn reboot(&mut self) {
-        self.owners.clear();
-        for volume in self.volumes.values_mut() {
-            volume.staging.clear();
-            volume.targets.clear();
+    pub(super) fn reboot(&mut self, host: usize) {
+        self.owners.retain(|(at, _), _| *at != host);
+        for here in self.volumes.values_mut().filter_map(|volume| volume.hosts.get_mut(&host)) {
+            here.staging.clear();
+            here.targets.clear();
         }
         let ids: Vec<String> = self.volumes.keys().cloned().collect();
         ids.iter().for_each(|id| self.forget_if_empty(id));
     }
 
-    /// CO rule 24, for a CO that says that it is done with every volume.
-    pub(super) fn rest(&self, verdict: &mut Verdict) {
+    /// Forgets an attachment that the CO cannot know.
+    pub(super) fn forget(&mut self, id: &str, node: &str) {
+        if let Some(volume) = self.volumes.get_mut(id) {
+            volume.attachments.forget(node);
+            self.forget_if_empty(id);
+        }
+    }
+
+    /// CO rule 24, for a CO that says that it is done with every volume on this host.
+    pub(super) fn rest(&self, host: usize, known: &Capabilities, verdict: &mut Verdict) {
         for (id, volume) in &self.volumes {
-            for (name, leg) in volume.legs() {
+            let attachments = volume.attachments.iter().filter(|(node, _)| !known.is_elsewhere(node, host));
+            let here = volume.hosts.get(&host).into_iter().flat_map(OnHost::legs);
+            for (name, leg) in attachments.chain(here) {
                 let rule = if leg.state == State::Making { 25 } else { 24 };
                 verdict.check(rule, false, &[leg.made, leg.last], || {
                     format!("at rest, {id} is not known to be gone from {name}")
@@ -170,7 +199,7 @@ impl Volumes {
     fn forget_if_empty(&mut self, id: &str) {
         let Some(volume) = self.volumes.get_mut(id).filter(|volume| volume.is_down()) else { return };
         if !volume.is_created {
-            volume.context = None;
+            volume.forget_contexts();
         }
         if volume.is_empty() {
             self.volumes.remove(id);
@@ -189,10 +218,11 @@ impl Volumes {
             format!("{} with the path {path:?}, which is not absolute", call.rpc)
         });
         let leg_of = |volume: &str| {
-            let volume = self.volumes.get(volume)?;
-            volume.staging.get(path).or_else(|| volume.targets.get(path))
+            let here = self.volumes.get(volume)?.hosts.get(&call.host())?;
+            here.staging.get(path).or_else(|| here.targets.get(path))
         };
-        let other = self.owners.get(path).filter(|owner| *owner != id);
+        let at = (call.host(), path.to_owned());
+        let other = self.owners.get(&at).filter(|owner| *owner != id);
         let other = other.and_then(|owner| Some((owner, leg_of(owner)?)));
         let evidence = other.map_or(call.id, |(_, leg)| leg.made);
         verdict.check(rule, other.is_none(), &[evidence, call.id], || {
@@ -202,14 +232,24 @@ impl Volumes {
             verdict.check(29, path != staging, &[call.id], || format!("{} at the staging path", call.rpc));
         }
         if kind(&call.rpc) == Kind::Make {
-            self.owners.insert(path.to_owned(), id.to_owned());
+            self.owners.insert(at, id.to_owned());
         }
     }
 }
 
 impl Volume {
+    /// Returns what is known of it on a call's host.
+    fn at(&mut self, call: &Call) -> &mut OnHost {
+        self.hosts.entry(call.host()).or_default()
+    }
+
+    fn forget_contexts(&mut self) {
+        self.hosts.values_mut().for_each(|here| here.context = None);
+    }
+
     fn is_down(&self) -> bool {
-        self.attachments.is_empty() && self.staging.is_empty() && self.targets.is_empty()
+        let is_down = |here: &OnHost| here.staging.is_empty() && here.targets.is_empty();
+        self.attachments.is_empty() && self.hosts.values().all(is_down)
     }
 
     fn is_empty(&self) -> bool {
@@ -217,13 +257,13 @@ impl Volume {
     }
 
     fn legs(&self) -> impl Iterator<Item = (&str, &Leg)> {
-        self.attachments.iter().chain(self.staging.iter()).chain(self.targets.iter())
+        self.attachments.iter().chain(self.hosts.values().flat_map(OnHost::legs))
     }
 
     /// CO rules 31 and 35, for every call that makes something of the volume.
     fn check_use(&mut self, call: &Call, verdict: &mut Verdict) {
         let context = &call.request["volume_context"];
-        let (expected, said) = self.context.get_or_insert_with(|| (context.clone(), call.id));
+        let (expected, said) = self.at(call).context.get_or_insert_with(|| (context.clone(), call.id));
         verdict.check(31, expected == context, &[*said, call.id], || {
             format!("{} with another volume_context", call.rpc)
         });
@@ -234,25 +274,37 @@ impl Volume {
         }
     }
 
-    /// CO rules 25 and 34: the same thing is not made with another capability before it was taken away.
-    fn check_again(&self, legs: &Legs, name: &str, call: &Call, verdict: &mut Verdict) {
-        let Some(leg) = legs.get(name) else { return };
-        let is_same = capability(&leg.request) == capability(&call.request)
-            && leg.request["readonly"] == call.request["readonly"];
-        let rule = match leg.state {
-            State::Making => 25,
-            State::Present => 34,
-            // Not only its negation undoes a removal: so does making it once more.
-            State::Removing => return,
+    /// CO rules 25 and 34: a volume in a mode of one node is not brought up at a second one.
+    fn check_second_node(&self, call: &Call, verdict: &mut Verdict) {
+        verdict.looked(34);
+        let is_of_one = |request: &Value| mode(request).starts_with("SINGLE_NODE_");
+        let is_in_the_way = |leg: &Leg| is_of_one(&call.request) || is_of_one(&leg.request);
+        let node = call.text("node_id");
+        let other = match call.rpc.as_str() {
+            "ControllerPublishVolume" => {
+                let mut others = self.attachments.iter().filter(|(name, _)| *name != node);
+                others
+                    .find(|(_, leg)| is_in_the_way(leg))
+                    .map(|(name, leg)| (leg, format!("attached to {name:?}")))
+            }
+            _ => {
+                let others = self.hosts.iter().filter(|(host, _)| **host != call.host());
+                let mut legs = others.flat_map(|(_, other)| other.legs());
+                legs.find(|(_, leg)| is_in_the_way(leg))
+                    .map(|(name, leg)| (leg, format!("at {name} of another node")))
+            }
         };
-        verdict.check(rule, is_same, &[leg.made, leg.last, call.id], || {
-            format!("{} with another capability or readonly, with no negation in between", call.rpc)
-        });
+        if let Some((leg, place)) = other {
+            let rule = if leg.state == State::Making { 25 } else { 34 };
+            verdict.check(rule, false, &[leg.made, leg.last, call.id], || {
+                format!("{} in the mode {} of a volume that is not known to be gone from a second node: it is {place}", call.rpc, mode(&call.request))
+            });
+        }
     }
 
-    /// The attachment to the node that the plugin runs on.
-    fn attachment(&self, known: &Capabilities) -> Option<&Leg> {
-        match known.node_id() {
+    /// Returns the attachment to the node that the plugin runs on there.
+    fn attachment(&self, known: &Capabilities, host: usize) -> Option<&Leg> {
+        match known.node_id(host) {
             Some(node) => self.attachments.get(node),
             None => self.attachments.iter().next().map(|(_, leg)| leg),
         }
@@ -268,18 +320,20 @@ impl Volume {
             });
             return;
         }
-        let leg = self.attachment(known);
-        match (leg, self.attachments.iter().next()) {
+        let leg = self.attachment(known, call.host());
+        let mut others = self.attachments.iter().filter(|(node, _)| !known.is_elsewhere(node, call.host()));
+        match (leg, others.next()) {
             (Some(leg), _) => {
                 must_be_there(verdict, 20, "attached", leg, call);
                 verdict.looked(27);
-                let is_known = leg.contexts.is_empty() || leg.contexts.contains(context);
+                let is_known =
+                    leg.contexts.is_empty() || leg.host != call.host() || leg.contexts.contains(context);
                 verdict.check(31, is_known, &[leg.made, call.id], || {
                     format!("{} with another publish_context than ControllerPublishVolume answered", call.rpc)
                 });
             }
             (None, Some((node, other))) => verdict.check(27, false, &[other.made, call.id], || {
-                let own = known.node_id().unwrap_or_default();
+                let own = known.node_id(call.host()).unwrap_or_default();
                 format!("{} on the node {own:?}, and the volume is attached to {node:?}", call.rpc)
             }),
             (None, None) => verdict
@@ -288,8 +342,8 @@ impl Volume {
     }
 
     /// CO rule 28.
-    fn check_staging_path(&self, path: &str, call: &Call, verdict: &mut Verdict) -> bool {
-        let other = self.staging.iter().find(|(name, _)| *name != path);
+    fn check_staging_path(&mut self, path: &str, call: &Call, verdict: &mut Verdict) -> bool {
+        let other = self.at(call).staging.iter().find(|(name, _)| *name != path);
         let evidence = other.map_or(call.id, |(_, leg)| leg.made);
         verdict.check(28, other.is_none(), &[evidence, call.id], || {
             let staged = other.map_or("", |(name, _)| name);
@@ -299,21 +353,21 @@ impl Volume {
     }
 
     /// CO rule 21.
-    fn check_staged(&self, call: &Call, known: &Capabilities, last: Option<u64>, verdict: &mut Verdict) {
+    fn check_staged(&mut self, call: &Call, known: &Capabilities, last: Option<u64>, verdict: &mut Verdict) {
         let path = call.text("staging_target_path");
         if !known.stages() || !self.check_staging_path(path, call, verdict) {
             return;
         }
-        must_be_up(verdict, 21, "staged", self.staging.get(path), last, call);
+        must_be_up(verdict, 21, "staged", self.at(call).staging.get(path), last, call);
     }
 
     /// CO rule 34.
-    fn check_second_target(&self, call: &Call, verdict: &mut Verdict) {
+    fn check_second_target(&mut self, call: &Call, verdict: &mut Verdict) {
         let target = call.text("target_path");
-        let mode = capability(&call.request)["access_mode"]["mode"].as_str().unwrap_or_default();
+        let mode = mode(&call.request);
         let many = mode.starts_with("MULTI_NODE_") || mode == "SINGLE_NODE_MULTI_WRITER";
         verdict.looked(34);
-        for (name, leg) in self.targets.iter().filter(|(name, _)| *name != target) {
+        for (name, leg) in self.at(call).targets.iter().filter(|(name, _)| *name != target) {
             let evidence = [leg.made, leg.last, call.id];
             if !many {
                 let rule = if leg.state == State::Making { 25 } else { 34 };
@@ -329,12 +383,16 @@ impl Volume {
         }
     }
 
-    /// CO rules 23 and 33. What another node does with the volume is not seen here.
+    /// CO rules 23 and 33.
     fn check_detach(&self, call: &Call, known: &Capabilities, verdict: &mut Verdict) {
         let node = call.text("node_id");
-        if node.is_empty() || known.node_id().is_none_or(|own| own == node) {
-            must_be_gone(verdict, 23, self.staging.iter().chain(self.targets.iter()), call);
-        }
+        let is_there = |host: usize| match known.node_id(host) {
+            _ if node.is_empty() => true,
+            Some(own) => own == node,
+            None => host == call.host(),
+        };
+        let there = self.hosts.iter().filter(|(host, _)| is_there(**host));
+        must_be_gone(verdict, 23, there.flat_map(|(_, there)| there.legs()), call);
         for (_, leg) in self.attachments.iter().filter(|(name, _)| node.is_empty() || *name == node) {
             let (published, given) = (keys(&leg.request), keys(&call.request));
             verdict.check(33, published == given, &[leg.made, call.id], || {
@@ -344,9 +402,9 @@ impl Volume {
     }
 
     /// CO rule 33.
-    fn check_given_staging_path(&self, call: &Call, known: &Capabilities, verdict: &mut Verdict) {
+    fn check_given_staging_path(&mut self, call: &Call, known: &Capabilities, verdict: &mut Verdict) {
         let path = call.text("staging_target_path");
-        for (name, leg) in self.staging.iter().filter(|(_, leg)| leg.state == State::Present) {
+        for (name, leg) in self.at(call).staging.iter().filter(|(_, leg)| leg.state == State::Present) {
             verdict.check(33, known.stages() && name == path, &[leg.made, call.id], || {
                 format!("{} with the staging path {path:?}; the volume is staged at {name}", call.rpc)
             });
@@ -362,6 +420,22 @@ impl Volume {
             self.validated.insert(asked.to_string(), (is_confirmed, call.id));
         }
     }
+}
+
+/// CO rules 25 and 34: the same thing is not made with another capability before it was taken away.
+fn check_again(legs: &Legs, name: &str, call: &Call, verdict: &mut Verdict) {
+    let Some(leg) = legs.get(name).filter(|leg| leg.host == call.host()) else { return };
+    let is_same = capability(&leg.request) == capability(&call.request)
+        && leg.request["readonly"] == call.request["readonly"];
+    let rule = match leg.state {
+        State::Making => 25,
+        State::Present => 34,
+        // Not only its negation undoes a removal: so does making it once more.
+        State::Removing => return,
+    };
+    verdict.check(rule, is_same, &[leg.made, leg.last, call.id], || {
+        format!("{} with another capability or readonly, with no negation in between", call.rpc)
+    });
 }
 
 /// Reported as `rule`, or as 25 where no answer says whether it is.
@@ -414,6 +488,10 @@ fn must_be_gone<'a>(
 
 fn capability(request: &Value) -> &Value {
     &request["volume_capability"]
+}
+
+fn mode(request: &Value) -> &str {
+    capability(request)["access_mode"]["mode"].as_str().unwrap_or_default()
 }
 
 fn keys(request: &Value) -> Vec<&str> {

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 #[derive(Default)]
 pub struct History {
     checker: Checker,
+    host: usize,
     connection: u64,
     socket: usize,
     pub last: u64,
@@ -45,23 +46,27 @@ impl History {
         self.connect(1);
     }
 
+    /// It speaks with the plugin on another host from now on, as [`History::at`] does.
+    pub fn on(&mut self, host: usize) {
+        self.host = host;
+        self.connect(1);
+    }
+
     pub fn verdict(&self) -> &Verdict {
         self.checker.verdict()
     }
 
     fn connect(&mut self, co: i32) {
         self.connection += 1;
-        self.checker.feed(&Event::Connected {
-            connection: self.connection,
-            socket: self.socket,
-            co,
-            plugin: 99,
-        });
+        self.checker.feed(
+            self.host,
+            &Event::Connected { connection: self.connection, socket: self.socket, co, plugin: 99 },
+        );
     }
 
     /// The CO dies and comes back.
     pub fn crash(&mut self) {
-        self.checker.feed(&Event::Closed { connection: self.connection });
+        self.checker.feed(self.host, &Event::Closed { connection: self.connection });
         let co = i32::try_from(self.connection).unwrap() + 1;
         self.connect(co);
         self.ok("Probe", json!({}));
@@ -69,30 +74,35 @@ impl History {
 
     /// The same process connects again.
     pub fn reconnect(&mut self) {
-        self.checker.feed(&Event::Closed { connection: self.connection });
+        self.checker.feed(self.host, &Event::Closed { connection: self.connection });
         self.connect(1);
     }
 
     pub fn reboot(&mut self) {
-        self.checker.feed(&Event::Marked { mark: Mark::Reboot });
+        self.checker.feed(self.host, &Event::Marked { mark: Mark::Reboot });
     }
 
     pub fn rest(&mut self) {
         self.at_rest = true;
-        self.checker.feed(&Event::Marked { mark: Mark::Rest });
+        self.checker.feed(self.host, &Event::Marked { mark: Mark::Rest });
+    }
+
+    pub fn forgets(&mut self, volume: &str, node: &str) {
+        let mark = Mark::Forgotten { volume: volume.into(), node: node.into() };
+        self.checker.feed(self.host, &Event::Marked { mark });
     }
 
     /// A call that has no answer yet.
     pub fn begins(&mut self, rpc: &str, request: Value) -> u64 {
         self.last += 1;
         let (call, rpc) = (self.last, rpc.to_owned());
-        self.checker.feed(&Event::Called { call, connection: self.connection, rpc, request });
+        self.checker.feed(self.host, &Event::Called { call, connection: self.connection, rpc, request });
         call
     }
 
     pub fn ends(&mut self, call: u64, code: Option<&str>, response: Value) {
         let code = code.map(str::to_owned);
-        self.checker.feed(&Event::Ended { call, code, response, fault: None });
+        self.checker.feed(self.host, &Event::Ended { call, code, response, fault: None });
     }
 
     pub fn answered(&mut self, rpc: &str, request: Value, response: Value) {

@@ -4,6 +4,7 @@ mod alone;
 mod answers;
 mod arguments;
 mod history;
+mod hosts;
 mod order;
 mod sockets;
 mod unknown;
@@ -29,6 +30,7 @@ fn bad_co_is_caught_and_a_good_one_is_not() {
         arguments::cases(),
         answers::cases(),
         sockets::cases(),
+        hosts::cases(),
     ];
     let cases: Vec<Case> = all.into_iter().flatten().collect();
     for (number, case) in cases.iter().enumerate() {

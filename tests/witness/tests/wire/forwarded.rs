@@ -75,7 +75,7 @@ async fn each_socket_leads_to_its_own_plugin() {
     assert!(world.plugin.metadata.lock().unwrap().is_some());
     let connected: Vec<usize> = Reader::open(&log)
         .unwrap()
-        .filter_map(|event| match event.unwrap() {
+        .filter_map(|record| match record.unwrap().event {
             Event::Connected { socket, .. } => Some(socket),
             _ => None,
         })

@@ -238,7 +238,7 @@ async fn good_co_breaks_no_rule_and_meets_every_one() {
     assert!(!world.log().contains("canary"), "{}", world.log());
 
     // The log alone says the same.
-    let report = Report::read(&world.at("log.jsonl")).unwrap();
+    let report = Report::read(&[world.at("log.jsonl")]).unwrap();
     assert!(report.breaches.is_empty());
     assert!(report.rules.iter().all(|row| row.checked == verdict.checked[&row.rule]));
 }
@@ -251,7 +251,7 @@ async fn careless_end_is_reported_with_its_calls() {
     co.unstage(&volume).await;
     co.publish(&volume, &Map::new(), "/t/1").await;
 
-    let report = Report::read(&world.at("log.jsonl")).unwrap();
+    let report = Report::read(&[world.at("log.jsonl")]).unwrap();
     let told: Vec<(u8, Vec<&str>)> = report
         .breaches
         .iter()
