@@ -732,7 +732,7 @@ pub async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     }
 }
 
-/// etcd itself, past the servers.
+/// etcd itself, past the servers. A call is repeated while a member refuses it, as one does whose leader has changed.
 pub struct Raw(KvClient<Channel>);
 
 impl Raw {
@@ -740,7 +740,13 @@ impl Raw {
         let mut range_end = prefix.as_bytes().to_vec();
         *range_end.last_mut().unwrap() += 1;
         let request = RangeRequest { key: prefix.into(), range_end, ..RangeRequest::default() };
-        self.0.range(request).await.unwrap().into_inner().kvs
+        let mut kvs = Err(Status::unknown(""));
+        eventually("etcd is read", async || {
+            kvs = self.0.range(request.clone()).await.map(|answer| answer.into_inner().kvs);
+            kvs.is_ok()
+        })
+        .await;
+        kvs.unwrap()
     }
 
     pub async fn put(&mut self, key: &str, value: &str) {
@@ -755,7 +761,11 @@ impl Raw {
 
     async fn change(&mut self, operation: Operation) {
         let success = vec![RequestOp { request: Some(operation) }];
-        let done = self.0.txn(TxnRequest { success, ..TxnRequest::default() }).await.unwrap();
-        assert!(done.into_inner().succeeded);
+        let request = TxnRequest { success, ..TxnRequest::default() };
+        eventually("etcd is changed", async || {
+            let done = self.0.txn(request.clone()).await;
+            done.is_ok_and(|done| done.into_inner().succeeded)
+        })
+        .await;
     }
 }
