@@ -28,11 +28,14 @@ pub struct Place {
     pub peer: SocketAddr,
     /// Its network namespace. `None`: that of the test.
     pub network: Option<PathBuf>,
+    /// The disk with its data, which is in DISK/data. `None`: it is with that of the other members.
+    pub disk: Option<PathBuf>,
 }
 
 pub struct Member {
     pub client: SocketAddr,
     peer: SocketAddr,
+    data: PathBuf,
     process: Child,
     command: Command,
 }
@@ -52,7 +55,7 @@ impl Cluster {
     pub async fn start(members: usize, more: &[&str]) -> Cluster {
         let places = (0..members).map(|_| {
             let [client, peer] = addresses();
-            Place { client, peer, network: None }
+            Place { client, peer, network: None, disk: None }
         });
         Cluster::start_at(&places.collect::<Vec<_>>(), more).await
     }
@@ -63,13 +66,15 @@ impl Cluster {
         let initial: Vec<String> =
             (0..).zip(places).map(|(n, place)| format!("m{n}=http://{}", place.peer)).collect();
         let initial = initial.join(",");
-        let members = (0..).zip(places).map(|(n, Place { client, peer, network })| {
+        let members = (0..).zip(places).map(|(n, Place { client, peer, network, disk })| {
+            let own = disk.as_ref().map(|disk| disk.join("data"));
+            let data = own.unwrap_or_else(|| directory.path().join(format!("m{n}")));
             let log = std::fs::File::create(directory.path().join(format!("m{n}.log"))).unwrap();
             let mut command = command(Path::new("etcd"), network.as_deref());
             command
                 .args(["--name", &format!("m{n}")])
                 .arg("--data-dir")
-                .arg(directory.path().join(format!("m{n}")))
+                .arg(&data)
                 .args(["--listen-client-urls", &format!("http://{client}")])
                 .args(["--advertise-client-urls", &format!("http://{client}")])
                 .args(["--listen-peer-urls", &format!("http://{peer}")])
@@ -81,7 +86,7 @@ impl Cluster {
                 .stdout(Stdio::null())
                 .stderr(log);
             let process = command.spawn().expect("etcd-server is not installed");
-            Member { client: *client, peer: *peer, process, command }
+            Member { client: *client, peer: *peer, data, process, command }
         });
         let cluster = Cluster { members: members.collect(), initial: initial.clone(), directory };
         cluster.started().await;
@@ -110,11 +115,10 @@ impl Cluster {
         self.members.iter_mut().for_each(Member::kill);
         for (n, member) in self.members.iter_mut().enumerate() {
             let name = format!("m{n}");
-            let data = self.directory.path().join(&name);
-            std::fs::remove_dir_all(&data).unwrap();
+            std::fs::remove_dir_all(&member.data).unwrap();
             let more = [
                 ("--name", name.as_str()),
-                ("--data-dir", data.to_str().unwrap()),
+                ("--data-dir", member.data.to_str().unwrap()),
                 ("--initial-cluster", &self.initial),
                 ("--initial-cluster-token", token.unwrap_or(&self.initial)),
                 ("--initial-advertise-peer-urls", &format!("http://{}", member.peer)),
@@ -168,6 +172,11 @@ impl Member {
         let endpoint = Endpoint::from_shared(self.endpoint()).unwrap().timeout(Duration::from_secs(2));
         let channel = endpoint.connect().await.ok()?;
         Some(MaintenanceClient::new(channel).status(StatusRequest {}).await.ok()?.into_inner())
+    }
+
+    /// Returns whether the member has ended.
+    pub fn has_ended(&mut self) -> bool {
+        self.process.try_wait().unwrap().is_some()
     }
 
     pub fn kill(&mut self) {

@@ -41,6 +41,15 @@ impl Line {
     pub fn event(call: &str, start: i64) -> Line {
         Line { call: call.into(), start, end: start, ..Line::default() }
     }
+
+    fn is_grant(&self) -> bool {
+        self.call == "take" && self.outcome == Some(Outcome::Ok)
+    }
+
+    /// Whether a caller of this host has made the call.
+    pub fn is_of(&self, host: &str) -> bool {
+        self.who.split('/').next() == Some(host)
+    }
 }
 
 pub struct History {
@@ -74,29 +83,96 @@ impl History {
         (take(Outcome::Ok), take(Outcome::Refused), count(&|line| line.outcome == Some(Outcome::Unknown)))
     }
 
-    /// Returns the longest time without a granted claim that began at most `within` after a fault of this kind. In microseconds, 0
-    /// without such a fault.
-    pub fn longest_gap(&self, fault: &str, within: i64) -> i64 {
+    /// Returns how many claims of a host's callers were granted.
+    pub fn granted(&self, host: &str) -> usize {
         let lines = self.lines.lock().expect("the lines");
-        let mut grants: Vec<i64> = lines
-            .iter()
-            .filter(|line| line.call == "take" && line.outcome == Some(Outcome::Ok))
-            .map(|line| line.end)
-            .collect();
-        grants.sort_unstable();
-        let gap = |at: i64| {
-            grants
-                .windows(2)
-                .filter(|pair| pair[1] >= at && pair[0] <= at + within)
-                .map(|pair| pair[1] - pair[0].max(at))
-                .max()
-                .unwrap_or(0)
+        lines.iter().filter(|line| line.is_grant() && line.is_of(host)).count()
+    }
+
+    /// Returns the longest pause of some claims after a fault of this kind, up to the next fault, in microseconds. `None`: there was no such fault.
+    ///
+    /// A pause ends when a claim is granted. It begins when a caller begins to wait, but not before the fault and the grant before. A caller
+    /// whose claim is refused does not wait, for others have the volume. One without an answer waits.
+    pub fn longest_pause(&self, fault: &str, is_one: impl Fn(&Line) -> bool) -> Option<i64> {
+        let lines = self.lines.lock().expect("the lines");
+        let is_wait = |line: &&Line| line.call == "take" && line.outcome != Some(Outcome::Refused);
+        let waits: Vec<&Line> = lines.iter().filter(is_wait).filter(|line| is_one(line)).collect();
+        let pause = |(at, of): (usize, &Line)| {
+            let next = lines[at + 1..].iter().find(|line| line.volume.is_empty());
+            let end = next.map_or(i64::MAX, |next| next.start);
+            let mut grants: Vec<i64> =
+                waits.iter().filter(|wait| wait.is_grant()).map(|wait| wait.end).collect();
+            grants.retain(|grant| (of.start..end).contains(grant));
+            grants.extend([of.start, end]);
+            grants.sort_unstable();
+            let pauses = grants.windows(2).map(|pair| {
+                let in_between = waits.iter().filter(|wait| wait.start < pair[1] && wait.end > pair[0]);
+                let begin = in_between.map(|wait| wait.start.max(pair[0])).min();
+                begin.map_or(0, |begin| pair[1] - begin)
+            });
+            pauses.max().unwrap_or(0)
         };
-        lines.iter().filter(|line| line.call == fault).map(|line| gap(line.start)).max().unwrap_or(0)
+        lines.iter().enumerate().filter(|(_, line)| line.call == fault).map(pause).max()
     }
 }
 
 fn write(file: &mut File, line: &Line) {
     let text = serde_json::to_string(line).expect("a line");
     writeln!(file, "{text}").expect("the history");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the longest pause after the fault, which is at 100, in a history of claims `(host, start, end, outcome)`. `next`: when the next fault
+    /// is.
+    fn pause(claims: &[(&str, i64, i64, Outcome)], next: i64, host: &str) -> Option<i64> {
+        let directory = tempfile::tempdir().unwrap();
+        let history = History::create(&directory.path().join("history"));
+        let claim = |(host, start, end, outcome): &(&str, i64, i64, Outcome)| Line {
+            call: "take".into(),
+            who: format!("{host}/c0"),
+            volume: "one".into(),
+            start: *start,
+            end: *end,
+            outcome: Some(*outcome),
+            ..Line::default()
+        };
+        let faults = [Line::event("kill", 100), Line::event("cut", next)];
+        let mut lines: Vec<_> = claims.iter().map(claim).chain(faults).collect();
+        // A line is written at the end of its call.
+        lines.sort_by_key(|line| line.end);
+        lines.iter().for_each(|line| history.write(line));
+        history.longest_pause("kill", |line| host.is_empty() || line.is_of(host))
+    }
+
+    #[test]
+    fn pause_lasts_from_a_wait_to_a_grant() {
+        use Outcome::{Ok, Refused, Unknown};
+        for (claims, due) in [
+            // The caller waits since the fault, or since it asked.
+            (&[("n1", 90, 130, Ok)][..], 30),
+            (&[("n1", 110, 130, Ok)], 20),
+            (&[("n1", 90, 110, Ok), ("n1", 115, 130, Ok), ("n1", 190, 191, Ok)], 15),
+            // Others wait since the grant before.
+            (&[("n1", 90, 120, Ok), ("n2", 90, 160, Ok)], 40),
+            // A caller that gave up has waited for the next grant. One that was refused has not.
+            (&[("n1", 110, 120, Unknown), ("n2", 140, 150, Ok)], 40),
+            (&[("n1", 110, 120, Refused), ("n2", 140, 150, Ok)], 10),
+            (&[("n1", 90, 110, Ok), ("n1", 150, 155, Unknown)], 50),
+            // What ends after the next fault is not this one's.
+            (&[("n1", 90, 110, Ok), ("n1", 150, 300, Ok)], 50),
+            (&[("n1", 90, 99, Ok), ("n1", 210, 300, Ok)], 0),
+        ] {
+            assert_eq!(pause(claims, 200, ""), Some(due), "{claims:?}");
+        }
+    }
+
+    #[test]
+    fn pause_of_one_host_is_its_own() {
+        let claims = [("n1", 110, 115, Outcome::Ok), ("n2", 90, 180, Outcome::Ok)];
+        let pauses = ["", "n1", "n2", "c1"].map(|host| pause(&claims, 200, host));
+        assert_eq!(pauses, [65, 5, 80, 0].map(Some));
+    }
 }

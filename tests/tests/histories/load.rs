@@ -11,8 +11,10 @@ use csid_client::{
 };
 use csid_tests::ask::NAMESPACE;
 use csid_tests::dice::Dice;
+use csid_tests::world::eventually;
 
 use crate::history::{History, Line, Outcome};
+use crate::host::{CONTROLLER, Host};
 
 /// A volume of the load.
 #[derive(Clone, Copy, Debug)]
@@ -96,6 +98,18 @@ impl Shared {
     }
 }
 
+impl Shared {
+    /// Waits until a claim of each host with clients is granted from now on.
+    pub async fn each_host_claims(&self, hosts: &[Host]) {
+        let hosts = hosts.iter().filter(|host| host.name != CONTROLLER).map(|host| &host.name);
+        let before: Vec<_> = hosts.map(|host| (host, self.history.granted(host))).collect();
+        eventually("a claim of each host is granted", async || {
+            before.iter().all(|(host, granted)| self.history.granted(host) > *granted)
+        })
+        .await;
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Call {
     Claim,
@@ -115,7 +129,7 @@ struct Caller {
 
 /// Claims or mounts one volume after the other, and lets each go again.
 pub async fn client(shared: Arc<Shared>, node: String, number: u32, socket: PathBuf) {
-    let consumer = format!("c{number}");
+    let (consumer, is_first) = (format!("c{number}"), number == 0);
     let place: u32 = node[1..].parse().expect("nN");
     let number = 100 * place + number;
     let mut dice = Dice::new(shared.seed, u64::from(number));
@@ -123,7 +137,9 @@ pub async fn client(shared: Arc<Shared>, node: String, number: u32, socket: Path
     let mut caller = Caller { shared: Arc::clone(&shared), socket, connection: None, consumer, who, number };
     shared.clients.fetch_add(1, Ordering::SeqCst);
     while !shared.stop.load(Ordering::SeqCst) {
-        let volume = dice.of(&VOLUMES);
+        // One client of each host asks for what needs no controller, also while the others wait for one.
+        let volumes: Vec<_> = VOLUMES.into_iter().filter(|volume| !(is_first && volume.attaches())).collect();
+        let volume = dice.of(&volumes);
         let [take, leave] = dice.of(&[[Call::Claim, Call::Release], [Call::Mount, Call::Unmount]]);
         let outcome = caller.call(take, volume).await;
         if outcome != Outcome::Refused {

@@ -10,6 +10,7 @@ mod load;
 mod network;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::CStr;
 use std::fmt::Display;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -29,6 +30,7 @@ use csid_tests::dice::Dice;
 use csid_tests::etcd::{Cluster as Etcd, Place};
 use csid_tests::fault::Fault as ServerFault;
 use csid_tests::world::{World, eventually, within_time, world};
+use rustix::mount::{MountFlags, mount};
 use rustix::process::Signal;
 use tokio::sync::mpsc::unbounded_channel;
 
@@ -41,8 +43,8 @@ use crate::site::Site;
 
 /// The hosts with clients at the start, and at the end.
 const HOSTS: [usize; 2] = [2, 5];
-/// The faults in `make test`.
-const FAULTS: usize = 20;
+/// The faults in `make test`: each kind once.
+const FAULTS: usize = faults::ALL.len();
 /// The members of etcd.
 const MEMBERS: usize = 3;
 /// The ports of a member of etcd, for clients and peers, and of a server.
@@ -52,6 +54,11 @@ const PORTS: [u16; 3] = [2379, 2380, 8443];
 const JUDGED: [u8; 6] = [18, 21, 22, 24, 25, 34];
 /// The same, where a controller attaches.
 const JUDGED_OF_CONTROLLERS: [u8; 2] = [20, 23];
+
+/// The disk of a member of etcd. Two files of its log have 64 MB each.
+const DISK: &CStr = c"size=256m";
+/// How long no claim may be granted after a fault of [`faults::BOUNDED`] while callers wait.
+const BOUND: Duration = Duration::from_secs(5);
 
 /// How long a client has a volume at most.
 const HELD: Duration = Duration::from_millis(150);
@@ -95,6 +102,8 @@ struct Run {
     /// The first one runs the controller of the plugin that attaches.
     hosts: Vec<Host>,
     places: Places,
+    /// The disks of the members of etcd.
+    disks: Vec<PathBuf>,
     /// The fault that each csid has on purpose. Empty: none.
     csid_break: &'static str,
 }
@@ -109,9 +118,13 @@ impl Run {
         let mut place = |name: String| {
             let address = network.add(&name);
             let [client, peer] = [for_clients, for_peers].map(|port| (address, port).into());
-            Place { client, peer, network: Some(network.namespace(&name)) }
+            let disk = w.path(&name);
+            std::fs::create_dir(&disk).expect("a directory");
+            mount("tmpfs", &disk, "tmpfs", MountFlags::empty(), DISK).expect("a disk");
+            Place { client, peer, network: Some(network.namespace(&name)), disk: Some(disk) }
         };
         let places: Vec<_> = (0..MEMBERS).map(|n| place(format!("m{n}"))).collect();
+        let disks = places.iter().filter_map(|place| place.disk.clone()).collect();
         let etcd = Etcd::start_at(&places, &[]).await;
         let grants = site::GRANTS.replace("controller:p", &format!("controller:{ATTACHING}"));
         let section = format!("endpoints = {:?}\n{grants}", etcd.endpoints());
@@ -153,6 +166,7 @@ impl Run {
             shared,
             hosts,
             places,
+            disks,
             csid_break: "",
         };
         run.start_host(CONTROLLER.to_owned());
@@ -424,6 +438,7 @@ fn cluster_with_faults_is_linearizable() {
         }
         run.agree().await;
         run.rest(&faults).await;
+        faults::judge_pauses(&run);
         run.judge_calls();
 
         let history = &run.shared.history;
@@ -432,7 +447,7 @@ fn cluster_with_faults_is_linearizable() {
             keep(&history.path, seed);
         }
         assert!(is_linearizable, "seed {seed}: {said}");
-        eprintln!("    {}\n    {}", said.trim_end(), faults.summary(history));
+        eprintln!("    {}\n    {}", said.trim_end(), faults.summary());
         let (taken, refused, unknown) = history.counts();
         let seconds = begun.elapsed().as_secs_f64();
         eprintln!(
