@@ -160,6 +160,23 @@ func closing(later []line, l line, others bool) int64 {
 	return math.MaxInt64
 }
 
+// isMadeAgain returns whether reads saw the claim of a call before its answer, and then no longer. A claim that was made while its host lost the servers
+// ends when the host joins. The host asks again meanwhile, for its caller has no answer yet.
+func isMadeAgain(lines []line, take line) bool {
+	isDuring := func(l line) bool {
+		return l.Call == "read" && l.Outcome == "ok" && l.Volume == take.Volume && l.Start <= take.End && l.End >= take.Start
+	}
+	seen := int64(math.MaxInt64)
+	for _, l := range lines {
+		if isDuring(l) && slices.Contains(l.Holders, take.Who) {
+			seen = min(seen, l.End)
+		}
+	}
+	return slices.ContainsFunc(lines, func(l line) bool {
+		return isDuring(l) && !slices.Contains(l.Holders, take.Who) && l.Start >= seen
+	})
+}
+
 // A restore of etcd from a backup, up to the time when all nodes have said what they hold, and etcd has it. Meanwhile etcd may lack claims, and may have some that
 // have ended. So reads and refusals mean nothing. A granted claim is the only one all the same.
 type restore struct{ start, end int64 }
@@ -214,9 +231,10 @@ func parse(from io.Reader) ([]porcupine.Operation, error) {
 			return nil, fmt.Errorf("line %d: call %q, outcome %q", at+1, l.Call, l.Outcome)
 		}
 		slices.Sort(l.Holders)
+		id, outcome := at+1, l.Outcome
 		add := func(call string, start, end int64) {
 			part := func(volume string, holders []string) {
-				o := operation{call, l.Who, volume, l.Outcome, at + 1, l.Single, holders}
+				o := operation{call, l.Who, volume, outcome, id, l.Single, holders}
 				operations = append(operations, porcupine.Operation{ClientId: l.Client, Input: o, Call: start, Return: end})
 			}
 			whos := shared[l.Volume]
@@ -230,6 +248,13 @@ func parse(from io.Reader) ([]porcupine.Operation, error) {
 			if len(whos) == 0 {
 				part(l.Volume, l.Holders)
 			}
+		}
+		if l.Call == "take" && l.Outcome == "ok" && isMadeAgain(lines, l) {
+			// The claim that ends has a number of its own.
+			id, outcome = -id, "unknown"
+			add("take", l.Start, l.End)
+			add("undo", l.Start, l.End)
+			id, outcome = at+1, l.Outcome
 		}
 		end, accepted := l.End, rest
 		if l.Outcome == "unknown" {

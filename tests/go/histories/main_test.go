@@ -55,6 +55,14 @@ func TestCheckerJudgesHistories(t *testing.T) {
 {"call":"restore etcd","start":3}
 {"call":"restored","start":4}
 {"call":"read","client":3,"volume":"v","start":5,"end":6,"outcome":"ok","holders":[]}`, porcupine.Illegal},
+		{"claim that is made again before its answer", `{"call":"read","client":3,"volume":"v","start":2,"end":3,"outcome":"ok","holders":["n1/a"]}
+{"call":"read","client":3,"volume":"v","start":4,"end":5,"outcome":"ok","holders":[]}
+{"call":"take"` + a + `"start":1,"end":6,"outcome":"ok"}
+{"call":"read","client":3,"volume":"v","start":7,"end":8,"outcome":"ok","holders":["n1/a"]}`, porcupine.Ok},
+		{"claim that ends before its answer", `{"call":"read","client":3,"volume":"v","start":2,"end":3,"outcome":"ok","holders":["n1/a"]}
+{"call":"read","client":3,"volume":"v","start":4,"end":5,"outcome":"ok","holders":[]}
+{"call":"take"` + a + `"start":1,"end":6,"outcome":"ok"}
+{"call":"read","client":3,"volume":"v","start":7,"end":8,"outcome":"ok","holders":[]}`, porcupine.Illegal},
 		{"open release", took + `
 {"call":"release"` + a + `"start":3,"end":4,"outcome":"unknown"}
 {"call":"take"` + b + `"start":5,"end":6,"outcome":"ok"}`, porcupine.Ok},
