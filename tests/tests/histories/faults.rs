@@ -11,10 +11,14 @@ use csi_proto::cluster::v1::resume_ask::Step;
 use csi_proto::cluster::v1::{RestoredAsk, ResumeAsk, ServersAsk};
 use csid_etcd::api::kv_client::KvClient;
 use csid_etcd::api::lease_client::LeaseClient;
-use csid_etcd::api::{CompactionRequest, KeyValue, LeaseRevokeRequest, RangeRequest};
+use csid_etcd::api::request_op::Request;
+use csid_etcd::api::{
+    CompactionRequest, KeyValue, LeaseRevokeRequest, PutRequest, RangeRequest, RequestOp, TxnRequest,
+};
 use csid_tests::dice::Dice;
 use csid_tests::world::eventually;
 use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
 use tokio::sync::oneshot;
 use tonic::Code;
 use tonic::transport::{Channel, Endpoint};
@@ -32,8 +36,8 @@ const READER: u32 = 1;
 const LONG: Duration = Duration::from_secs(30);
 /// By how many seconds a clock is moved.
 const MOVES: [i64; 4] = [-3600, -40, 40, 3600];
-/// csid or a server is killed at one of so many edges that it passes next.
-const EDGES: u64 = 60;
+/// csid or a server is killed at one of so many edges that it passes next. A server without a node passes two each 3 s.
+const EDGES: u64 = 30;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fault {
     KillCsid,
@@ -86,6 +90,9 @@ pub const ALL: [Fault; 23] = [
     Fault::MoveClockOfServer,
     Fault::Restore,
 ];
+
+/// The bytes of a value that is written while a disk is full.
+const FILLER: usize = 256 << 10;
 
 /// The faults that hit no host. Claims go on within [`BOUND`].
 const BOUNDED: [Fault; 3] = [Fault::KillLeader, Fault::KillServer, Fault::FillDisk];
@@ -222,14 +229,14 @@ impl Faults {
                 site.etcd.restart(leader).await;
             }
             Fault::FillDisk => {
-                let member = self.dice.below(members.len() as u64) as usize;
-                let file = disks[member].join("filled");
+                let leader = site.etcd.leader().await;
+                let file = disks[leader].join("filled");
                 begin();
-                fill(&file, &disks[member]);
-                eventually("the member ends", async || site.etcd.members[member].has_ended()).await;
+                fill(&file, &disks[leader]);
+                write_until_it_ends(site, leader).await;
                 tokio::time::sleep(time).await;
                 std::fs::remove_file(file).expect("the file that fills the disk");
-                site.etcd.restart(member).await;
+                site.etcd.restart(leader).await;
             }
             Fault::StopMember => {
                 let member = self.dice.below(site.etcd.members.len() as u64) as usize;
@@ -381,11 +388,28 @@ fn fill(file: &Path, disk: &Path) {
         if free == 0 {
             return;
         }
-        // The member may take some of it first.
-        if rustix::fs::fallocate(&file, FallocateFlags::empty(), length, free).is_ok() {
-            length += free;
+        match rustix::fs::fallocate(&file, FallocateFlags::empty(), length, free) {
+            Ok(()) => length += free,
+            // The member may take some of it first.
+            Err(Errno::NOSPC | Errno::INTR) => {}
+            Err(error) => panic!("{}: {error}", disk.display()),
         }
     }
+}
+
+/// Writes values to etcd until a member without room for a new page has ended. After a compaction a member has free pages first.
+async fn write_until_it_ends(site: &mut Site, member: usize) {
+    let other = (member + 1) % site.etcd.members.len();
+    let endpoint = Endpoint::from_shared(site.etcd.endpoints().remove(other)).expect("an endpoint");
+    let mut kv = KvClient::new(endpoint.timeout(Duration::from_secs(1)).connect_lazy());
+    eventually("the member ends", async || {
+        let put = PutRequest { key: b"/filler".to_vec(), value: vec![0; FILLER], ..PutRequest::default() };
+        let success = vec![RequestOp { request: Some(Request::RequestPut(put)) }];
+        // It has no answer while the leader changes.
+        let _ = kv.txn(TxnRequest { success, ..TxnRequest::default() }).await;
+        site.etcd.members[member].has_ended()
+    })
+    .await;
 }
 
 /// Restores etcd from a backup, and does what an operator does then. Waits until the clients, etcd and the storage agree again.
