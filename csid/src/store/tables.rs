@@ -249,7 +249,7 @@ pub(super) fn read_mounts(
          LEFT JOIN volumes v ON v.plugin = m.plugin AND v.external_id = m.external_id \
          WHERE true{conditions} ORDER BY m.namespace, m.volume, m.consumer, m.tag"
     );
-    let mut statement = db.prepare(&sql)?;
+    let mut statement = db.prepare_cached(&sql)?;
     let values = params_from_iter(wanted.into_iter().map(|(_, value)| value).chain(staging).chain(after));
     let rows = statement.query_map(values, |row| Ok((mount(row)?, row.get(20)?)))?;
     let is_there = |row: &MountRow| filter.target.is_none() || row.spec.target == filter.target;
