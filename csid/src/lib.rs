@@ -13,6 +13,7 @@ mod log;
 pub mod metrics;
 mod names;
 pub mod plugin;
+mod quiet_stream;
 pub mod random;
 pub mod secret;
 pub mod store;

@@ -10,7 +10,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
-use tokio::io::Interest;
 use tokio::net::UnixStream;
 use zbus::Address;
 use zbus::address::transport::{Transport, UnixSocket};
@@ -18,8 +17,10 @@ use zbus::connection::Builder;
 use zbus::connection::socket::{ReadHalf, Socket, Split, WriteHalf};
 use zbus::export::async_trait::async_trait;
 
+use crate::quiet_stream::QuietStream;
+
 /// Connects to the system bus, or to the bus at `address`.
-pub(crate) async fn connect(address: Option<&Address>) -> zbus::Result<UnixStream> {
+pub(crate) async fn connect(address: Option<&Address>) -> zbus::Result<QuietStream> {
     let address = address.map_or_else(Address::system, |address| Ok(address.clone()))?;
     let path = match address.transport() {
         Transport::Unix(unix) => match unix.path() {
@@ -31,7 +32,7 @@ pub(crate) async fn connect(address: Option<&Address>) -> zbus::Result<UnixStrea
         },
         _ => return Err(zbus::Error::Unsupported),
     };
-    Ok(UnixStream::connect(path).await?)
+    Ok(QuietStream::of(UnixStream::connect(path).await?)?)
 }
 
 /// Begins a connection to the system bus that passes no descriptors.
@@ -46,8 +47,8 @@ pub(crate) async fn sending_descriptors() -> zbus::Result<Builder<'static>> {
 }
 
 /// Sends a part of `buffer`, and with it the descriptors. Returns how many bytes were sent.
-pub(crate) async fn send(stream: &UnixStream, buffer: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
-    let send = || {
+pub(crate) async fn send(stream: &QuietStream, buffer: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
+    let send = |stream: BorrowedFd<'_>| {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
@@ -56,7 +57,7 @@ pub(crate) async fn send(stream: &UnixStream, buffer: &[u8], fds: &[BorrowedFd<'
         let buffer = [IoSlice::new(buffer)];
         Ok(rustix::net::sendmsg(stream, &buffer, &mut control, SendFlags::NOSIGNAL)?)
     };
-    stream.async_io(Interest::WRITABLE, send).await
+    stream.write_with(send).await
 }
 
 /// Descriptors of one message.
@@ -65,13 +66,13 @@ pub(crate) const MAX_FDS: usize = 8;
 /// A stream of bytes alone, but for the descriptors that are sent.
 #[derive(Debug)]
 struct Plain {
-    stream: UnixStream,
+    stream: QuietStream,
     sends: bool,
 }
 
 #[derive(Debug)]
 struct Half {
-    stream: Arc<UnixStream>,
+    stream: Arc<QuietStream>,
     sends: bool,
 }
 
@@ -89,13 +90,8 @@ impl Socket for Plain {
 #[async_trait]
 impl ReadHalf for Half {
     async fn recvmsg(&mut self, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
-        loop {
-            self.stream.readable().await?;
-            match self.stream.try_read(buffer) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                read => return Ok((read?, Vec::new())),
-            }
-        }
+        let read = self.stream.read_with(|stream| Ok(rustix::io::read(stream, &mut *buffer)?));
+        Ok((read.await?, Vec::new()))
     }
 
     fn can_pass_unix_fd(&self) -> bool {

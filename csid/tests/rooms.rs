@@ -5,7 +5,21 @@ use std::path::{Path, PathBuf};
 
 /// (room, what it may import of csid besides itself)
 const ROOMS: [(&str, &[&str]); 7] = [
-    ("bus", &["cluster", "config", "error", "names", "plugin", "secret", "store", "system_bus", "volume"]),
+    (
+        "bus",
+        &[
+            "cluster",
+            "config",
+            "error",
+            "names",
+            "plugin",
+            "quiet_stream",
+            "secret",
+            "store",
+            "system_bus",
+            "volume",
+        ],
+    ),
     ("cluster", &["backoff", "config", "error", "fault", "plugin", "random", "store", "volume"]),
     (
         "volume",
@@ -23,7 +37,10 @@ const ROOMS: [(&str, &[&str]); 7] = [
             "store",
         ],
     ),
-    ("plugin", &["backoff", "config", "error", "histogram", "host", "names", "secret", "store"]),
+    (
+        "plugin",
+        &["backoff", "config", "error", "histogram", "host", "names", "quiet_stream", "secret", "store"],
+    ),
     ("store", &["error", "histogram"]),
     ("host", &["config", "error", "store", "system_bus"]),
     ("fault.rs", &[]),

@@ -7,7 +7,6 @@ use std::num::NonZeroU32;
 use std::os::fd::AsFd;
 use std::sync::{Arc, OnceLock};
 
-use tokio::net::UnixStream;
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 use zbus::Message;
@@ -15,6 +14,7 @@ use zbus::message::{Flags, Sequence, Type};
 
 use super::stream::Stream;
 use crate::error::{Error, Kind};
+use crate::quiet_stream::QuietStream;
 
 /// The size of the primary header, which has the length of the rest.
 pub(super) const PRIMARY: usize = 16;
@@ -110,7 +110,7 @@ pub(super) async fn discard(from: &mut Stream, primary: &Primary) -> io::Result<
     // The task ends with this future: its descriptor would keep a connection open that csid has closed.
     let mut reading = JoinSet::new();
     let read = async move {
-        let stream = Arc::new(UnixStream::from_std(stream.into())?);
+        let stream = Arc::new(QuietStream::new(stream)?);
         let mut from = Stream { stream, receives, ahead, ahead_fds, fds: 0 };
         let sender = read_to_end(&mut from, &primary).await?;
         Ok::<_, io::Error>((sender, from.ahead))
@@ -303,6 +303,7 @@ pub(super) fn refuse(message: &Message) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use tokio::io::AsyncWriteExt;
+    use tokio::net::UnixStream;
     use zbus::connection::socket::{ReadHalf, Socket};
 
     use super::*;
@@ -325,7 +326,8 @@ mod tests {
         let (mut ours, theirs) = UnixStream::pair().unwrap();
         let bytes: Vec<u8> = messages.iter().flat_map(|message| message.data().to_vec()).collect();
         let writing = tokio::spawn(async move { ours.write_all(&bytes).await.unwrap() });
-        let (mut reader, _writer) = Transport::bus(theirs, Takes::Nothing).split().take();
+        let (mut reader, _writer) =
+            Transport::bus(QuietStream::of(theirs).unwrap(), Takes::Nothing).split().take();
         for (seq, sender, large) in
             [(1, ":1.1", false), (2, ":1.2", true), (3, ":1.3", true), (4, ":1.4", false)]
         {
@@ -352,7 +354,8 @@ mod tests {
             bytes.extend_from_slice(next.data());
             let (mut ours, theirs) = UnixStream::pair().unwrap();
             let writing = tokio::spawn(async move { ours.write_all(&bytes).await.unwrap() });
-            let (mut reader, _writer) = Transport::bus(theirs, Takes::Nothing).split().take();
+            let (mut reader, _writer) =
+                Transport::bus(QuietStream::of(theirs).unwrap(), Takes::Nothing).split().take();
             let message = reader.receive_message(1, &mut Vec::new(), &mut Vec::new()).await.unwrap();
             assert_eq!(message.header().path().unwrap().as_str(), "/next", "{fill}");
             writing.await.unwrap();

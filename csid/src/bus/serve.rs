@@ -33,6 +33,7 @@ use super::polkit::{Polkit, Timeouts};
 use super::rooms::{Rooms, State};
 use super::signals::{self, Signals};
 use super::socket::{Credentials, Sifter, Takes, Transport};
+use crate::quiet_stream::QuietStream;
 use crate::system_bus;
 
 /// The name on the system bus.
@@ -164,6 +165,7 @@ async fn serve_peer(
         }
         (false, false) => Takes::Nothing,
     };
+    let Ok(stream) = QuietStream::of(stream) else { return };
     let connect = Builder::socket(Transport::peer(stream, takes))
         .server(guid)
         .p2p()

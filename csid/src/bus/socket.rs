@@ -11,8 +11,6 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags};
-use tokio::io::Interest;
-use tokio::net::UnixStream;
 use zbus::Message;
 use zbus::connection::socket::{ReadHalf, Socket, Split, WriteHalf};
 use zbus::export::async_trait::async_trait;
@@ -20,6 +18,7 @@ use zbus::fdo::ConnectionCredentials;
 
 use super::oversize::{self, Discard, PRIMARY, Primary};
 use super::stream::{Stream, invalid};
+use crate::quiet_stream::QuietStream;
 use crate::system_bus;
 use crate::volume::{Sifted, Volumes};
 
@@ -74,7 +73,7 @@ fn supplementary_groups(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
 /// A connected stream, to a peer or to the system bus. Both halves share it.
 #[derive(Debug)]
 pub(super) struct Transport {
-    stream: UnixStream,
+    stream: QuietStream,
     remote: Remote,
     takes: Takes,
 }
@@ -111,11 +110,11 @@ enum Remote {
 }
 
 impl Transport {
-    pub fn peer(stream: UnixStream, takes: Takes) -> Self {
+    pub fn peer(stream: QuietStream, takes: Takes) -> Self {
         Transport { stream, remote: Remote::Peer, takes }
     }
 
-    pub fn bus(stream: UnixStream, takes: Takes) -> Self {
+    pub fn bus(stream: QuietStream, takes: Takes) -> Self {
         Transport { stream, remote: Remote::Bus, takes }
     }
 }
@@ -223,7 +222,7 @@ impl Reader {
             return Ok(None);
         }
         let stream = &self.stream.stream;
-        let Some(byte) = stream.async_io(Interest::READABLE, || peek(stream)).await? else { return Ok(None) };
+        let Some(byte) = stream.read_with(peek).await? else { return Ok(None) };
         *first = byte;
         let sifted = sifter.volumes.sift(sifter.uid, stream.as_fd().try_clone_to_owned()?).await;
         sifted
@@ -233,7 +232,7 @@ impl Reader {
 }
 
 /// Returns the next byte if it was sent with descriptors. Both stay in the stream.
-fn peek(stream: &UnixStream) -> io::Result<Option<u8>> {
+fn peek(stream: BorrowedFd<'_>) -> io::Result<Option<u8>> {
     let mut byte = [0];
     let mut nothing = RecvAncillaryBuffer::default();
     let peeked =
@@ -276,7 +275,7 @@ impl Handshake {
 
 #[derive(Debug)]
 pub(super) struct Writer {
-    stream: Arc<UnixStream>,
+    stream: Arc<QuietStream>,
     negotiates: bool,
 }
 
@@ -300,7 +299,7 @@ impl WriteHalf for Writer {
 }
 
 /// Returns the peer's uid for zbus' handshake, which compares it with the one that the peer claims.
-fn credentials(stream: &UnixStream) -> io::Result<ConnectionCredentials> {
+fn credentials(stream: &QuietStream) -> io::Result<ConnectionCredentials> {
     let peer = rustix::net::sockopt::socket_peercred(stream)?;
     Ok(ConnectionCredentials::default().set_unix_user_id(peer.uid.as_raw()))
 }

@@ -2,21 +2,20 @@
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
-use tokio::io::Interest;
-use tokio::net::UnixStream;
 use zbus::connection::socket::ReadHalf;
 use zbus::export::async_trait::async_trait;
 
+use crate::quiet_stream::QuietStream;
 use crate::system_bus::MAX_FDS;
 
 /// A stream, with the bytes and descriptors that were read ahead.
 #[derive(Debug)]
 pub(super) struct Stream {
-    pub stream: Arc<UnixStream>,
+    pub stream: Arc<QuietStream>,
     /// Whether descriptors are received. If not, the kernel drops them without a flush request to the file system's server. The last
     /// release of a file may still wait, with FUSE's write-back cache or NFS.
     pub receives: bool,
@@ -54,11 +53,11 @@ impl ReadHalf for Stream {
             self.ahead.drain(..count);
             return Ok((count, std::mem::take(&mut self.ahead_fds)));
         }
-        let receive = || match self.receives {
-            true => receive(&self.stream, buffer),
-            false => Ok((receive_bytes(&self.stream, buffer)?, Vec::new())),
+        let receive = |stream: BorrowedFd<'_>| match self.receives {
+            true => receive(stream, buffer),
+            false => Ok((receive_bytes(stream, buffer)?, Vec::new())),
         };
-        let (count, fds) = self.stream.async_io(Interest::READABLE, receive).await?;
+        let (count, fds) = self.stream.read_with(receive).await?;
         self.fds += fds.len();
         if self.fds > MAX_FDS {
             return Err(invalid("too many file descriptors"));
@@ -71,14 +70,14 @@ impl ReadHalf for Stream {
     }
 }
 
-fn receive_bytes(stream: &UnixStream, buffer: &mut [u8]) -> io::Result<usize> {
+fn receive_bytes(stream: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {
     match rustix::net::recv(stream, buffer, RecvFlags::empty())?.0 {
         0 => Err(io::ErrorKind::UnexpectedEof.into()),
         count => Ok(count),
     }
 }
 
-fn receive(stream: &UnixStream, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+fn receive(stream: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let message =

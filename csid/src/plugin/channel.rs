@@ -15,6 +15,7 @@ use tonic::transport::{Channel, Endpoint, Uri};
 
 use crate::host::units::Units;
 use crate::plugin::trust;
+use crate::quiet_stream::QuietStream;
 
 /// No connection was made, so nothing was sent.
 #[derive(Debug, thiserror::Error)]
@@ -83,7 +84,7 @@ pub(super) fn open(
 
 /// Connects to the socket, and checks the listener by the peer's credentials before a byte is sent. Returns the listener's process ID
 /// too; 0: a process of another pid namespace.
-async fn connected(path: &Path, listener: &AllowedListener) -> io::Result<(UnixStream, u32)> {
+async fn connected(path: &Path, listener: &AllowedListener) -> io::Result<(QuietStream, u32)> {
     let stream = UnixStream::connect(path).await?;
     let peer = stream.peer_cred()?;
     let pid = peer.pid().and_then(|pid| u32::try_from(pid).ok()).unwrap_or_default();
@@ -99,13 +100,13 @@ async fn connected(path: &Path, listener: &AllowedListener) -> io::Result<(UnixS
             }
         }
     }
-    Ok((stream, pid))
+    Ok((QuietStream::of(stream)?, pid))
 }
 
 /// A stream that signals its end when it is dropped. The connection's driver drops it as soon as the peer is
 /// gone.
 struct Watched {
-    stream: UnixStream,
+    stream: QuietStream,
     _end: ConnectionEnd,
 }
 
