@@ -46,3 +46,4 @@ mod tests;
 pub use limits::Limits;
 pub use rooms::{Rooms, State};
 pub use serve::{serve_bus, serve_socket};
+pub use signals::Signals;

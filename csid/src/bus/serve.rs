@@ -60,13 +60,17 @@ const GRACE: Duration = Duration::from_secs(5);
 const RECONNECT: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
 
 /// Serves the private socket until csid stops.
-pub async fn serve_socket(listener: std::os::unix::net::UnixListener, rooms: Rooms) -> std::io::Result<()> {
-    serve_peers(listener, rooms, GROUP_FILE.into()).await
+pub async fn serve_socket(
+    listener: std::os::unix::net::UnixListener,
+    rooms: Rooms,
+    signals: Signals,
+) -> std::io::Result<()> {
+    serve_peers(listener, rooms, signals, GROUP_FILE.into()).await
 }
 
 /// Serves the system bus until csid stops. It reconnects whenever the bus is gone.
-pub async fn serve_bus(rooms: Rooms) {
-    serve_bus_at(None, rooms, GROUP_FILE.into(), Timeouts::default()).await;
+pub async fn serve_bus(rooms: Rooms, signals: Signals) {
+    serve_bus_at(None, rooms, signals, GROUP_FILE.into(), Timeouts::default()).await;
 }
 
 /// Waits until csid stops.
@@ -94,13 +98,12 @@ impl Drop for Background {
 pub(super) async fn serve_peers(
     listener: std::os::unix::net::UnixListener,
     rooms: Rooms,
+    signals: Signals,
     group_file: PathBuf,
 ) -> std::io::Result<()> {
     listener.set_nonblocking(true)?;
     let listener = UnixListener::from_std(listener)?;
     let server = Arc::new(Server { rooms: rooms.clone(), authoriser: Authoriser::for_socket() });
-    let signals = signals::channel();
-    let _emitter = Background::spawn(signals::emit(rooms.clone(), signals.clone()));
     let guid = OwnedGuid::from(Guid::generate());
     let seats = Seats::default();
     let mut peers = JoinSet::new();
@@ -308,12 +311,13 @@ impl Drop for Seat {
 pub(super) async fn serve_bus_at(
     address: Option<Address>,
     rooms: Rooms,
+    signals: Signals,
     group_file: PathBuf,
     timeouts: Timeouts,
 ) {
     let mut pause = RECONNECT.0;
     loop {
-        match on_bus(address.clone(), &rooms, &group_file, timeouts).await {
+        match on_bus(address.clone(), &rooms, &signals, &group_file, timeouts).await {
             Ok(Ended::Stopped) => return,
             Ok(Ended::Disconnected) => {
                 warn!("the system bus is gone; the private socket is still served");
@@ -337,6 +341,7 @@ enum Ended {
 async fn on_bus(
     address: Option<Address>,
     rooms: &Rooms,
+    signals: &Signals,
     group_file: &std::path::Path,
     timeouts: Timeouts,
 ) -> zbus::Result<Ended> {
@@ -355,8 +360,6 @@ async fn on_bus(
     let authoriser = Authoriser::for_bus(Polkit::new(asker.clone(), timeouts));
     let server = Arc::new(Server { rooms: rooms.clone(), authoriser });
     let who = CallerSource::OnBus(Arc::new(Senders::new(asker.clone(), group_file.into())));
-    let signals = signals::channel();
-    let _emitter = Background::spawn(signals::emit(rooms.clone(), signals.clone()));
     let hang_up = connection.clone();
     let serve = serve(stream, server, who, CALLS);
     tokio::select! {
@@ -380,7 +383,7 @@ async fn builder(address: Option<&Address>, takes: Takes) -> zbus::Result<Builde
 
 /// Acquires the name, and then sends signals. Earlier the receivers' policy could not tell that they come from csid. Returns only if
 /// the name cannot be acquired.
-async fn own_name(connection: &Connection, signals: Signals) -> zbus::Error {
+async fn own_name(connection: &Connection, signals: &Signals) -> zbus::Error {
     const DBUS: &str = "org.freedesktop.DBus";
     let flags = RequestNameFlags::DO_NOT_QUEUE;
     let request = async {

@@ -2,10 +2,12 @@
 //! events' sequence, and GetEvents returns the lost ones.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::Serialize;
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
+use tokio::task::JoinSet;
 use tracing::error;
 use zbus::{Connection, DynamicType, Message, ObjectPath};
 
@@ -19,10 +21,25 @@ use crate::cluster::NodeWatch;
 /// The limit of signals that wait for one connection.
 const QUEUE: usize = 256;
 
-pub(super) type Signals = broadcast::Sender<Message>;
+/// The signals of csid, for the private socket and the bus. The task that makes them ends with this.
+#[derive(Clone)]
+pub struct Signals {
+    sender: broadcast::Sender<Message>,
+    _emitter: Arc<JoinSet<()>>,
+}
 
-pub(super) fn channel() -> Signals {
-    broadcast::Sender::new(QUEUE)
+impl Signals {
+    /// Begins to make signals of events and changes in the rooms.
+    pub fn of(rooms: &Rooms) -> Self {
+        let sender = broadcast::Sender::new(QUEUE);
+        let mut emitter = JoinSet::new();
+        emitter.spawn(emit(rooms.clone(), sender.clone()));
+        Signals { sender, _emitter: Arc::new(emitter) }
+    }
+
+    pub(super) fn subscribe(&self) -> broadcast::Receiver<Message> {
+        self.sender.subscribe()
+    }
 }
 
 /// Forwards `signals` until the connection ends.
@@ -45,7 +62,7 @@ pub(super) async fn forward(connection: Connection, mut signals: broadcast::Rece
 }
 
 /// Makes signals of events and changes in the rooms. It does not end by itself.
-pub(super) async fn emit(rooms: Rooms, signals: Signals) {
+async fn emit(rooms: Rooms, signals: broadcast::Sender<Message>) {
     let mut events = rooms.store.subscribe();
     let mut changes = rooms.plugins.subscribe();
     let mut state = rooms.state.clone();

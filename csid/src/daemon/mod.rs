@@ -312,8 +312,10 @@ impl Daemon {
             let listener = metrics::Listener::new(socket.try_clone()?)?;
             metrics.spawn(metrics::serve(listener, daemon.sources()));
         }
-        let socket = tokio::spawn(bus::serve_socket(sockets.private.try_clone()?, rooms.clone()));
-        let system_bus = tokio::spawn(bus::serve_bus(rooms));
+        let to_callers = bus::Signals::of(&rooms);
+        let private = sockets.private.try_clone()?;
+        let socket = tokio::spawn(bus::serve_socket(private, rooms.clone(), to_callers.clone()));
+        let system_bus = tokio::spawn(bus::serve_bus(rooms, to_callers));
         let result = daemon.serve(reloads, signals).await;
         let mut goes_down = false;
         if !matches!(result, Ok(Ended::Replaced)) {

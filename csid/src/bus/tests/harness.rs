@@ -15,6 +15,7 @@ use zbus::{Connection, Message, OwnedVariant};
 
 use crate::bus::polkit::Timeouts;
 use crate::bus::serve::{serve_bus_at, serve_peers};
+use crate::bus::signals::Signals;
 use crate::bus::{Limits, Rooms, State};
 use crate::config::{Config, Directories};
 use crate::error::Result;
@@ -79,7 +80,12 @@ impl World {
         let path = self.directory.path().join("csid.sock");
         let listener = UnixListener::bind(&path).unwrap();
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o666)).unwrap();
-        let serving = tokio::spawn(serve_peers(listener, self.rooms.clone(), self.group_file()));
+        let serving = tokio::spawn(serve_peers(
+            listener,
+            self.rooms.clone(),
+            Signals::of(&self.rooms),
+            self.group_file(),
+        ));
         (path, serving)
     }
 }
@@ -230,7 +236,8 @@ impl Bus {
 
     /// Serves csid on it, and waits until it has its name.
     pub async fn serve(&self, world: &World, timeouts: Timeouts) -> JoinHandle<()> {
-        let serving = serve_bus_at(Some(self.address()), world.rooms.clone(), world.group_file(), timeouts);
+        let (rooms, signals) = (world.rooms.clone(), Signals::of(&world.rooms));
+        let serving = serve_bus_at(Some(self.address()), rooms, signals, world.group_file(), timeouts);
         let serving = tokio::spawn(serving);
         let probe = self.connect_as(ROOT).await;
         for _ in 0..500 {

@@ -11,7 +11,7 @@ use zbus::{Connection, Message, MessageStream, OwnedVariant, Variant};
 
 use super::harness::{Bus, MANAGER, MEMBER, NOBODY, Options, ROOT, World, call, is_root, manager};
 use crate::bus::polkit::Timeouts;
-use crate::bus::{State, serve};
+use crate::bus::{Signals, State, serve};
 
 pub const QUICK: Timeouts =
     Timeouts { unattended: Duration::from_millis(500), interactive: Duration::from_secs(2) };
@@ -313,8 +313,8 @@ async fn csid_without_a_bus_waits_and_stops() {
     // No bus listens there: each connection is closed at once.
     let listener = tokio::net::UnixListener::bind(&socket).unwrap();
     let nowhere = zbus::Address::try_from(format!("unix:path={}", socket.display()).as_str()).unwrap();
-    let serving =
-        tokio::spawn(serve::serve_bus_at(Some(nowhere), world.rooms.clone(), world.group_file(), QUICK));
+    let (rooms, signals) = (world.rooms.clone(), Signals::of(&world.rooms));
+    let serving = tokio::spawn(serve::serve_bus_at(Some(nowhere), rooms, signals, world.group_file(), QUICK));
     let tries = async {
         for _ in 0..3 {
             drop(listener.accept().await.unwrap());
