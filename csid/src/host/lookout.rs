@@ -94,7 +94,7 @@ impl Looking {
             };
             let (questions, answers): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
             // A search that is given up leaves no worker for the next one.
-            let search = helper.search(&mut worker, &questions);
+            let search = helper.search(&mut worker, questions);
             let answered = match tokio::time::timeout(self.at.limit, search).await {
                 Ok(answered) => answered,
                 Err(_) => Err(search_failed("the kernel did not answer in time")),

@@ -343,7 +343,7 @@ const OF_NAMESPACE: Duration = Duration::from_secs(1);
 const OF_SEARCH: Duration = Duration::from_secs(5);
 
 /// A question about a volume.
-#[derive(Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Question {
     pub(super) shown: Vec<Shown>,
     /// Processes whose namespaces are not looked at.

@@ -12,8 +12,21 @@ use serde::de::DeserializeOwned;
 
 /// Bytes of one message. A larger one is an error.
 const LARGEST: u64 = 64 << 20;
-/// Bytes of a message that a thread of the runtime reads itself.
+/// Bytes of a message that needs no memory, and of one that a thread of the runtime reads itself.
 const SHORT: u64 = 16 << 10;
+
+/// Writes a packet. From a long one it takes the `part` that may be long, and returns memory with that.
+pub(super) fn packed<P: Serialize, M: Serialize>(
+    mut packet: P,
+    part: impl FnOnce(&mut P) -> M,
+) -> Result<(Vec<u8>, Option<OwnedFd>)> {
+    let text = serde_json::to_vec(&packet)?;
+    if text.len() as u64 <= SHORT {
+        return Ok((text, None));
+    }
+    let part = write(&part(&mut packet))?;
+    Ok((serde_json::to_vec(&packet)?, Some(part)))
+}
 
 /// Returns memory with this message.
 pub(super) fn write(message: &impl Serialize) -> Result<OwnedFd> {
@@ -72,6 +85,18 @@ mod tests {
         let memory = write(&message).unwrap();
         assert_eq!(read::<Vec<String>>(memory.try_clone().unwrap()).unwrap(), message);
         assert_eq!(read::<Vec<String>>(memory).unwrap(), message, "it can be read again");
+    }
+
+    #[test]
+    fn long_part_of_a_packet_is_in_memory() {
+        let split = |count: u32| {
+            let numbers = Some((0..count).collect::<Vec<_>>());
+            let (packet, part) = packed(numbers.clone(), Option::take).unwrap();
+            let packet: Option<Vec<u32>> = serde_json::from_slice(&packet).unwrap();
+            assert_eq!(packet.or_else(|| read(part.as_ref()?.try_clone().unwrap()).ok()), numbers);
+            part.is_some()
+        };
+        assert!(!split(10) && split(10_000));
     }
 
     #[test]

@@ -28,26 +28,28 @@ impl Helper {
     pub(in crate::host) async fn search(
         &self,
         worker: &mut Option<SearchWorker>,
-        questions: &[Question],
+        questions: Vec<Question>,
     ) -> Result<SearchAnswered, HostError> {
         let unanswered = |source| HostError::Helper { path: PathBuf::from("/proc"), source };
-        let questions = memory::write(&questions).map_err(unanswered)?;
-        let answered = match self.search_by(worker, &questions).await {
+        let request = HelperRequest::Search { questions: Some(questions) };
+        let request = memory::packed(request, HelperRequest::take_questions).map_err(unanswered)?;
+        let answered = match self.search_by(worker, &request).await {
             // A worker that ended has changed nothing: one more is asked.
             Err(error) => {
                 tracing::debug!(%error, "another worker of the helper searches");
-                self.search_by(worker, &questions).await
+                self.search_by(worker, &request).await
             }
             answered => answered,
         };
-        let (reply, found) = answered.map_err(unanswered)?;
-        let found = match reply {
-            SearchReply::Found { learned, unlisted } => {
+        let (mut reply, memory) = answered.map_err(unanswered)?;
+        let answers = reply.take_answers();
+        let memory = match reply {
+            SearchReply::Found { learned, unlisted, .. } => {
                 if let Some(error) = unlisted {
                     tracing::debug!(%error, "mount namespaces are read from /proc");
                 }
                 tracing::trace!(learned, "mount namespaces are searched");
-                found.ok_or_else(|| unanswered(io::ErrorKind::InvalidData.into()))?
+                memory
             }
             SearchReply::Failed(error) => return Err(error),
             SearchReply::TooMany(processes) => {
@@ -56,21 +58,24 @@ impl Helper {
                 return Ok(SearchAnswered::TooMany(processes));
             }
         };
+        if let Some(answers) = answers {
+            return Ok(SearchAnswered::Found(answers));
+        }
         // Another user's namespaces may make it large.
-        memory::read_async(found).await.map(SearchAnswered::Found).map_err(unanswered)
+        let memory = memory.ok_or_else(|| unanswered(io::ErrorKind::InvalidData.into()))?;
+        memory::read_async(memory).await.map(SearchAnswered::Found).map_err(unanswered)
     }
 
     async fn search_by(
         &self,
         worker: &mut Option<SearchWorker>,
-        questions: &OwnedFd,
+        (packet, memory): &(Vec<u8>, Option<OwnedFd>),
     ) -> io::Result<(SearchReply, Option<OwnedFd>)> {
-        let packet = serde_json::to_vec(&HelperRequest::Search)?;
         let connection = match worker.take() {
             Some(SearchWorker(connection)) => connection,
             None => self.0.connect().await?,
         };
-        connection.send(&packet, Some(questions)).await?;
+        connection.send(packet, memory.as_ref()).await?;
         let (packet, found) = connection.receive().await?;
         let reply = serde_json::from_slice(&packet)?;
         *worker = Some(SearchWorker(connection));
@@ -101,18 +106,17 @@ mod tests {
         own
     }
 
-    fn asked(worker: impl AsFd, questions: &[Question]) -> (SearchReply, Option<OwnedFd>) {
-        let questions = memory::write(&questions).unwrap();
-        let packet = serde_json::to_vec(&HelperRequest::Search).unwrap();
-        wire::send(&worker, &packet, Some(&questions)).unwrap();
+    fn asked(worker: impl AsFd) -> (SearchReply, Option<OwnedFd>) {
+        let packet = serde_json::to_vec(&HelperRequest::Search { questions: Some(Vec::new()) }).unwrap();
+        wire::send(&worker, &packet, None).unwrap();
         let mut reply = Vec::new();
         let found = wire::receive(&worker, &mut reply).unwrap().expect("a reply");
         (serde_json::from_slice(&reply).unwrap(), found)
     }
 
     fn learned(worker: impl AsFd) -> u64 {
-        match asked(worker, &[]) {
-            (SearchReply::Found { learned, .. }, Some(_)) => learned,
+        match asked(worker) {
+            (SearchReply::Found { learned, answers: Some(_), .. }, None) => learned,
             other => panic!("{other:?}"),
         }
     }
@@ -123,9 +127,9 @@ mod tests {
         let worker = worker(&slots);
         assert!((0..SEARCHES).all(|own| slots.begin_search(own).is_ok()));
         let hung = vec![std::process::id(); SEARCHES];
-        assert!(matches!(asked(&worker, &[]), (SearchReply::TooMany(processes), None) if processes == hung));
+        assert!(matches!(asked(&worker), (SearchReply::TooMany(processes), None) if processes == hung));
         slots.end(1);
-        assert!(matches!(asked(&worker, &[]), (SearchReply::Found { .. }, Some(_))));
+        assert!(matches!(asked(&worker), (SearchReply::Found { answers: Some(_), .. }, None)));
         assert!(slots.begin_search(1).is_ok(), "a search that has ended does not count");
     }
 
@@ -158,11 +162,11 @@ mod tests {
         let questions: Vec<_> =
             (0..20).map(|_| Question { shown: vec![long.clone()], but_of: vec![] }).collect();
         assert!(serde_json::to_vec(&questions).unwrap().len() > PACKET);
-        let found = helper.search(&mut worker, &questions).await.unwrap();
+        let found = helper.search(&mut worker, questions).await.unwrap();
         assert!(matches!(found, SearchAnswered::Found(found) if found.len() == 20));
 
         let questions: Vec<_> = (0..40_000).map(|_| Question { shown: vec![], but_of: vec![] }).collect();
-        let found = helper.search(&mut worker, &questions).await.unwrap();
+        let found = helper.search(&mut worker, questions).await.unwrap();
         let SearchAnswered::Found(found) = found else { panic!("{found:?}") };
         assert!(found.len() == 40_000 && serde_json::to_vec(&found).unwrap().len() > PACKET);
     }

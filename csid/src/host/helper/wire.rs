@@ -16,6 +16,7 @@ use crate::host::bind::{Bind, Restrict, Unbind};
 use crate::host::device::BlockDevice;
 use crate::host::error::HostError;
 use crate::host::look::Look;
+use crate::host::namespaces::{MountElsewhere, Question};
 
 /// Bytes of one packet; a request has a few paths of at most 4 KiB each, an answer at most the names of 16 processes. What may be larger
 /// is in memory (`memory`).
@@ -118,8 +119,11 @@ pub(in crate::host) enum HelperRequest {
     WatchEnd {
         path: PathBuf,
     },
-    /// Searches all mount namespaces. The questions are in the memory that comes with it, and the answers in that of the reply.
-    Search,
+    /// Searches all mount namespaces.
+    Search {
+        /// `None`: they are in the memory that comes with it.
+        questions: Option<Vec<Question>>,
+    },
     /// Closes the descriptor that comes with it.
     Close,
     /// Receives one byte of the stream that comes with it, and the descriptors that were sent with that byte. It is a worker's
@@ -141,8 +145,9 @@ pub(super) enum SiftAnswer {
 /// The reply to [`HelperRequest::Search`].
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum SearchReply {
-    /// The answers come with it.
     Found {
+        /// The answers in the order of the questions. `None`: they are in the memory that comes with it.
+        answers: Option<Vec<Vec<MountElsewhere>>>,
         /// Mounts that the worker has asked for since its beginning.
         learned: u64,
         /// Why `/proc` was read. `None`: the kernel listed the namespaces.
@@ -153,7 +158,23 @@ pub(super) enum SearchReply {
     TooMany(Vec<u32>),
 }
 
+impl SearchReply {
+    pub(super) fn take_answers(&mut self) -> Option<Vec<Vec<MountElsewhere>>> {
+        match self {
+            SearchReply::Found { answers, .. } => answers.take(),
+            SearchReply::Failed(_) | SearchReply::TooMany(_) => None,
+        }
+    }
+}
+
 impl HelperRequest {
+    pub(super) fn take_questions(&mut self) -> Option<Vec<Question>> {
+        match self {
+            HelperRequest::Search { questions } => questions.take(),
+            _ => None,
+        }
+    }
+
     /// The paths that it may hang at; the last one is named in errors.
     pub(super) fn paths(&self) -> Vec<&Path> {
         match self {
@@ -176,7 +197,7 @@ impl HelperRequest {
             HelperRequest::RemoveLeft { .. }
             | HelperRequest::IsHeld { .. }
             | HelperRequest::Holders { .. }
-            | HelperRequest::Search
+            | HelperRequest::Search { .. }
             | HelperRequest::Close
             | HelperRequest::Sift => Vec::new(),
         }

@@ -135,15 +135,15 @@ pub(super) fn serve(connection: OwnedFd, slots: &Slots, slot: usize) {
             let _ = fd.map_or(Ok(()), |stream| sift(&connection, stream));
             return;
         }
-        if matches!(request, HelperRequest::Search) && slots.are_of_processes() && !is_watched {
+        if matches!(request, HelperRequest::Search { .. }) && slots.are_of_processes() && !is_watched {
             if end_at_hangup(&connection).is_err() {
                 return;
             }
             is_watched = true;
         }
         let answer = match request {
-            HelperRequest::Search => match slots.begin_search(slot) {
-                Ok(()) => search(fd, &mut known),
+            HelperRequest::Search { questions } => match slots.begin_search(slot) {
+                Ok(()) => search(questions, fd, &mut known),
                 Err(processes) => plain(&SearchReply::TooMany(processes)),
             },
             request => {
@@ -303,7 +303,7 @@ fn answer(request: HelperRequest, fd: Option<OwnedFd>, caller: WaitingCaller<'_>
         HelperRequest::Holders { path } => plain(&Ok::<_, HostError>(table::holders(&path))),
         // Never come here: one ends its worker, and `serve` answers the other.
         HelperRequest::Sift => plain(&SiftAnswer::Refused),
-        HelperRequest::Search => plain(&SearchReply::TooMany(Vec::new())),
+        HelperRequest::Search { .. } => plain(&SearchReply::TooMany(Vec::new())),
     }
 }
 
@@ -317,15 +317,18 @@ fn opened(opened: Result<Option<(OwnedFd, bool)>, HostError>) -> Answer {
 }
 
 /// Answers [`HelperRequest::Search`]. `known` is what the worker's searches before have learned.
-fn search(questions: Option<OwnedFd>, known: &mut Known) -> Answer {
-    let questions = questions.ok_or(io::ErrorKind::InvalidData)?;
-    let questions: Vec<Question> = memory::read(questions)?;
+fn search(questions: Option<Vec<Question>>, memory: Option<OwnedFd>, known: &mut Known) -> Answer {
+    let questions = match questions {
+        Some(questions) => questions,
+        None => memory::read(memory.ok_or(io::ErrorKind::InvalidData)?)?,
+    };
     match search::search(&questions, known, &Budget::new()) {
         Ok(FoundCopies { answers, unlisted }) => {
             let unlisted = unlisted.map(|error| error.to_string());
-            let reply = SearchReply::Found { learned: known.learned(), unlisted };
-            match memory::write(&answers) {
-                Ok(answers) => Ok((serde_json::to_vec(&reply)?, Some(answers))),
+            let learned = known.learned();
+            let reply = SearchReply::Found { answers: Some(answers), learned, unlisted };
+            match memory::packed(reply, SearchReply::take_answers) {
+                Ok(packed) => Ok(packed),
                 Err(error) => {
                     let why = format!("the answer cannot be sent: {error}");
                     plain(&SearchReply::Failed(HostError::Search(why.into())))
