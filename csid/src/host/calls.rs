@@ -142,7 +142,19 @@ impl Host {
     /// Makes the directory and its missing parents below `root`, an existing directory of csid's. `access` applies to the
     /// last one; the parents are passable. An existing directory is kept, with a mount on it too.
     pub fn make_directory(&self, root: &Path, relative: &Path, access: Access) -> Result<(), HostError> {
-        self.made(&root.join(relative), root, |base, relative| path::make_directory(base, relative, access))
+        self.make_directory_in(root, relative, access, Access::Passable)
+    }
+
+    /// As [`Self::make_directory`]. `of_parent` applies to the directory above, if it is missing.
+    pub fn make_directory_in(
+        &self,
+        root: &Path,
+        relative: &Path,
+        access: Access,
+        of_parent: Access,
+    ) -> Result<(), HostError> {
+        let make = |base: Base<'_>, relative: &Path| path::make_directory(base, relative, access, of_parent);
+        self.made(&root.join(relative), root, make)
     }
 
     /// Makes an empty file below `root`, 0600, whose directory exists. What is there already is kept.

@@ -186,7 +186,7 @@ fn mounted(base: &Path, root: &Path) -> Result<HeldLive, HostError> {
     let at_live = root.join(LIVE);
     let outside = || HostError::Outside { path: at_live.clone(), root: base.into() };
     let relative = part_below(&at_live, base).ok_or_else(outside)?;
-    path::make_directory(Base::at(base), relative, Access::Passable)?;
+    path::make_directory(Base::at(base), relative, Access::Passable, Access::Passable)?;
     // It may be the root of another plugin, or have mounts from a time when no tmpfs could be mounted.
     if !is_unused(Base::at(base), &at_live)? {
         return Err(HostError::WrongKind { path: at_live, wanted: "an empty directory".into() });

@@ -5,6 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
+use std::sync::OnceLock;
 
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir, ResolveFlags, StatxAttributes, StatxFlags};
@@ -297,7 +298,14 @@ fn enter(directory: &OwnedFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
     openat2(directory, Path::new(name), OFlags::RDONLY | OFlags::DIRECTORY, ResolveFlags::NO_XDEV)
 }
 
-pub(super) fn make_directory(base: Base<'_>, relative: &Path, access: Access) -> Result<(), HostError> {
+/// Makes the directory and its missing parents. `access` applies to the last one, and `of_parent` to the one above; the others are
+/// passable.
+pub(super) fn make_directory(
+    base: Base<'_>,
+    relative: &Path,
+    access: Access,
+    of_parent: Access,
+) -> Result<(), HostError> {
     let path = base.path.join(relative);
     let names =
         names(relative).ok_or_else(|| HostError::Outside { path: path.clone(), root: base.path.into() })?;
@@ -306,7 +314,7 @@ pub(super) fn make_directory(base: Base<'_>, relative: &Path, access: Access) ->
     }
     let mut tries = TRIES;
     loop {
-        match make(base.open_for_reading(names.first().copied())?, &names, &path, access) {
+        match make(base.open_for_reading(names.first().copied())?, &names, &path, (access, of_parent)) {
             // A parent that was empty for a moment was removed with the neighbour's leftovers.
             Err(HostError::Os { source, .. }) if source.raw_os_error() == Some(2) && tries > 0 => tries -= 1,
             other => return other,
@@ -323,7 +331,7 @@ fn make_last(base: Base<'_>, names: &[&OsStr], access: Access) -> rustix::io::Re
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_XDEV;
     let parent =
         openat2(base.open(parents.iter().next())?, &parents, OFlags::PATH | OFlags::DIRECTORY, resolve)?;
-    let own = rustix::process::geteuid().as_raw();
+    let own = own_uid();
     let above = rustix::fs::fstat(&parent)?;
     if above.st_uid != own {
         return Ok(false);
@@ -333,11 +341,26 @@ fn make_last(base: Base<'_>, names: &[&OsStr], access: Access) -> rustix::io::Re
     Ok(made.st_uid == own && Mode::from_raw_mode(made.st_mode) == access.mode())
 }
 
-fn make(root: OwnedFd, names: &[&OsStr], path: &Path, access: Access) -> Result<(), HostError> {
+/// Returns the uid of this process, which does not change.
+fn own_uid() -> u32 {
+    static OWN: OnceLock<u32> = OnceLock::new();
+    *OWN.get_or_init(|| rustix::process::geteuid().as_raw())
+}
+
+fn make(
+    root: OwnedFd,
+    names: &[&OsStr],
+    path: &Path,
+    (access, of_parent): (Access, Access),
+) -> Result<(), HostError> {
     let mut directory = root;
     for (depth, name) in names.iter().enumerate() {
         let last = depth + 1 == names.len();
-        let mode = if last { access.mode() } else { Access::Passable.mode() };
+        let mode = match names.len() - depth {
+            1 => access.mode(),
+            2 => of_parent.mode(),
+            _ => Access::Passable.mode(),
+        };
         let is_new = match rustix::fs::mkdirat(&directory, *name, mode) {
             Ok(()) => true,
             Err(Errno::EXIST) => false,
@@ -353,7 +376,7 @@ fn make(root: OwnedFd, names: &[&OsStr], path: &Path, access: Access) -> Result<
             Err(error) => return Err(at("create the directory", path)(error)),
         };
         let stat = rustix::fs::fstat(&directory).map_err(at("look at", path))?;
-        if stat.st_uid != rustix::process::geteuid().as_raw() {
+        if stat.st_uid != own_uid() {
             return Err(HostError::Foreign { path: path.into(), uid: stat.st_uid });
         }
         // The umask may have taken bits away.

@@ -25,6 +25,10 @@ fn made() {
         host.make_directory(root, Path::new("staging/own"), Access::Private).unwrap();
         assert_eq!((mode(&root.join("staging")), mode(&root.join("staging/own"))), (0o711, 0o700));
         assert_eq!(mode(root), 0o755, "the root is not csid's to change");
+        host.make_directory_in(root, Path::new("a/b/c"), Access::MountPoint, Access::Private).unwrap();
+        assert_eq!(["a", "a/b", "a/b/c"].map(|made| mode(&root.join(made))), [0o711, 0o700, 0o700]);
+        host.make_directory_in(root, Path::new("a/d"), Access::Private, Access::Private).unwrap();
+        assert_eq!(mode(&root.join("a")), 0o711, "it was there");
         // A directory that is there gets the mode that is asked for; the directory above keeps its own.
         for own in ["publish/volume", "publish/volume/own", "publish/volume/other"] {
             for (access, due) in

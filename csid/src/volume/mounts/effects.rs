@@ -142,19 +142,14 @@ impl EffectContext<'_> {
     }
 
     async fn stage(&self, external_id: &str) -> EffectResult {
-        let staging = self.staging()?;
-        let parent = staging.parent().unwrap_or(self.base);
-        if self.host.look_unmounted(self.base, parent) == Some(Look::Missing) {
-            self.make_directory(parent, Access::Private)?;
-        }
-        self.make_directory(staging, Access::MountPoint)?;
+        self.make_directory(self.staging()?, Access::MountPoint, Access::Private)?;
         fault::around("NodeStageVolume", self.ready.stage(self.call(external_id))).await?;
         Ok(None)
     }
 
-    /// Makes a directory before any RPC is sent. A failure here changed nothing.
-    fn make_directory(&self, path: &Path, access: Access) -> Result<(), EffectFailure> {
-        let made = self.host.make_directory(self.base, self.below_base(path)?, access);
+    /// Makes a directory before any RPC is sent, and its parent where that is missing. A failure here changed nothing.
+    fn make_directory(&self, path: &Path, access: Access, of_parent: Access) -> Result<(), EffectFailure> {
+        let made = self.host.make_directory_in(self.base, self.below_base(path)?, access, of_parent);
         made.map_err(EffectFailure::nothing_done)
     }
 
@@ -179,15 +174,13 @@ impl EffectContext<'_> {
             return Err(EffectFailure::nothing_done(Error::internal(text)));
         }
         let of_volume = published.parent().unwrap_or(self.base);
-        let private = of_volume.parent().unwrap_or(self.base);
-        if self.host.look_unmounted(self.base, private) == Some(Look::Missing) {
-            self.make_directory(private, Access::Private)?;
-        }
-        self.make_directory(of_volume, Access::Private)?;
+        self.make_directory(of_volume, Access::Private, Access::Private)?;
         let own = source.parent().unwrap_or(self.base);
-        self.make_directory(own, self.access(own))?;
+        self.make_directory(own, self.access(own), Access::Passable)?;
         match self.mount.spec.usage.attachment_mode {
-            AttachmentMode::FileSystem => self.make_directory(source, Access::MountPoint)?,
+            AttachmentMode::FileSystem => {
+                self.make_directory(source, Access::MountPoint, Access::Passable)?;
+            }
             AttachmentMode::BlockDevice => self.make_file(source)?,
         }
         if self.mount.status.counted
