@@ -189,8 +189,9 @@ impl JournaledVolume {
         }
         let committed = match (durability, self.durable.take()) {
             (Durability::Disk, Some(durable)) if same_after_boot(&durable.rows, &self.now) => {
-                match durable.syncing.ended().await {
-                    Ok(()) => store.commit(changes, Durability::Process).await,
+                // The commit is answered after the sync, unless another request has caused that. So this task wakes once for both.
+                match store.commit(changes, Durability::Process).await {
+                    Ok(()) => durable.syncing.ended().await,
                     Err(error) => Err(error),
                 }
             }
