@@ -1,12 +1,13 @@
 //! The stream below zbus. zbus' own receives descriptors without close-on-exec: a program that starts others meanwhile
-//! would leak a mount that it has opened, or a command's stream, into them. This one receives them with it.
+//! would leak a mount that it has opened, or a command's stream, into them. This one receives them with it. It also wakes the program for what
+//! arrives alone: a stream of tokio's wakes it whenever csid has read what it sent, because there is room again.
 
 use std::{
     ffi::OsString,
     io::{self, IoSlice, IoSliceMut},
     mem::MaybeUninit,
     os::{
-        fd::{BorrowedFd, OwnedFd},
+        fd::{AsFd, BorrowedFd, OwnedFd},
         unix::ffi::{OsStrExt, OsStringExt},
     },
     path::PathBuf,
@@ -17,7 +18,10 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, recvmsg, sendmsg,
 };
-use tokio::{io::Interest, net::UnixStream};
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    net::UnixStream,
+};
 use zbus::{
     Address,
     address::{Transport, transport::UnixSocket},
@@ -30,7 +34,19 @@ use zbus::{
 const MAX_FDS: usize = 253;
 
 #[derive(Debug)]
-pub(crate) struct Stream(UnixStream);
+pub(crate) struct Stream(AsyncFd<OwnedFd>);
+
+impl Stream {
+    fn of(stream: UnixStream) -> io::Result<Self> {
+        registered(stream.into_std()?.into(), Interest::READABLE).map(Stream)
+    }
+}
+
+/// Has the executor wait for this alone.
+fn registered(stream: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
+    #[expect(deprecated, reason = "safe for an OwnedFd; what replaces it is unsafe for every type")]
+    AsyncFd::with_interest(stream, interest)
+}
 
 /// Connects to the socket of an address; `None` where it is no Unix socket.
 pub(crate) async fn connect(address: &Address) -> Option<io::Result<Stream>> {
@@ -40,7 +56,7 @@ pub(crate) async fn connect(address: &Address) -> Option<io::Result<Stream>> {
         UnixSocket::Abstract(name) => PathBuf::from(OsString::from_vec([b"\0", name.as_bytes()].concat())),
         _ => return None,
     };
-    Some(UnixStream::connect(path).await.map(Stream))
+    Some(UnixStream::connect(path).await.and_then(Stream::of))
 }
 
 impl Socket for Stream {
@@ -54,11 +70,11 @@ impl Socket for Stream {
 }
 
 #[derive(Debug)]
-pub(crate) struct Half(Arc<UnixStream>);
+pub(crate) struct Half(Arc<AsyncFd<OwnedFd>>);
 
 impl Half {
     fn credentials(&self) -> io::Result<ConnectionCredentials> {
-        let peer = rustix::net::sockopt::socket_peercred(&self.0)?;
+        let peer = rustix::net::sockopt::socket_peercred(&*self.0)?;
         let pid = peer.pid.as_raw_nonzero().get().unsigned_abs();
         Ok(ConnectionCredentials::default().set_unix_user_id(peer.uid.as_raw()).set_process_id(pid))
     }
@@ -67,7 +83,7 @@ impl Half {
 #[async_trait]
 impl ReadHalf for Half {
     async fn recvmsg(&mut self, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
-        self.0.async_io(Interest::READABLE, || receive(&self.0, buffer)).await
+        self.0.async_io(Interest::READABLE, |stream| receive(stream, buffer)).await
     }
 
     fn can_pass_unix_fd(&self) -> bool {
@@ -79,7 +95,7 @@ impl ReadHalf for Half {
     }
 }
 
-fn receive(stream: &UnixStream, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+fn receive(stream: &OwnedFd, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let message = recvmsg(stream, &mut [IoSliceMut::new(buffer)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
@@ -98,19 +114,26 @@ fn receive(stream: &UnixStream, buffer: &mut [u8]) -> io::Result<(usize, Vec<Own
 #[async_trait]
 impl WriteHalf for Half {
     async fn sendmsg(&mut self, buffer: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
-        let send = || {
+        let send = |stream: &OwnedFd| -> io::Result<usize> {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
             let mut control = SendAncillaryBuffer::new(&mut space);
             if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
                 return Err(io::ErrorKind::InvalidInput.into());
             }
-            Ok(sendmsg(&self.0, &[IoSlice::new(buffer)], &mut control, SendFlags::NOSIGNAL)?)
+            Ok(sendmsg(stream, &[IoSlice::new(buffer)], &mut control, SendFlags::NOSIGNAL)?)
         };
-        self.0.async_io(Interest::WRITABLE, send).await
+        match send(self.0.get_ref()) {
+            // Another descriptor waits for room, as long as there is none.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let room = registered(self.0.as_fd().try_clone_to_owned()?, Interest::WRITABLE)?;
+                room.async_io(Interest::WRITABLE, send).await
+            }
+            sent => sent,
+        }
     }
 
     async fn close(&mut self) -> io::Result<()> {
-        Ok(rustix::net::shutdown(&self.0, rustix::net::Shutdown::Both)?)
+        Ok(rustix::net::shutdown(&*self.0, rustix::net::Shutdown::Both)?)
     }
 
     fn can_pass_unix_fd(&self) -> bool {
@@ -128,14 +151,31 @@ mod tests {
     use std::os::fd::AsFd;
 
     use rustix::io::{FdFlags, fcntl_getfd};
+    use tokio::io::AsyncReadExt;
 
     use super::*;
 
     #[tokio::test]
+    async fn full_stream_is_written_to_its_end() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let (_, mut writer) = Stream::of(ours).unwrap().split().take();
+        let sent = vec![7; 4 << 20];
+        let write = async {
+            let mut place = 0;
+            while place < sent.len() {
+                place += writer.sendmsg(&sent[place..], &[]).await.unwrap();
+            }
+        };
+        let mut received = vec![0; sent.len()];
+        let ((), read) = tokio::join!(write, theirs.read_exact(&mut received));
+        assert!(read.unwrap() == sent.len() && received == sent);
+    }
+
+    #[tokio::test]
     async fn descriptors_come_with_close_on_exec() {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let (_, mut writer) = Stream(ours).split().take();
-        let (mut reader, _) = Stream(theirs).split().take();
+        let (_, mut writer) = Stream::of(ours).unwrap().split().take();
+        let (mut reader, _) = Stream::of(theirs).unwrap().split().take();
         let (end, _other) = pipe().unwrap();
         assert_eq!(writer.sendmsg(b"x", &[end.as_fd(); 200]).await.unwrap(), 1);
         let (count, fds) = reader.recvmsg(&mut [0; 8]).await.unwrap();
