@@ -125,7 +125,12 @@ impl WriteHalf for Half {
         match send(self.0.get_ref()) {
             // Another descriptor waits for room, as long as there is none.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                let room = registered(self.0.as_fd().try_clone_to_owned()?, Interest::WRITABLE)?;
+                let copy = self.0.as_fd().try_clone_to_owned();
+                let room =
+                    copy.and_then(|stream| registered(stream, Interest::WRITABLE)).inspect_err(|_| {
+                        // A message may be written by half, so the stream is over. The peer may have closed it.
+                        let _ = rustix::net::shutdown(&*self.0, rustix::net::Shutdown::Both);
+                    })?;
                 room.async_io(Interest::WRITABLE, send).await
             }
             sent => sent,

@@ -61,10 +61,19 @@ impl QuietStream {
             }
             let waiting = match &mut *room {
                 Some(waiting) => waiting,
-                none => none.insert(registered(self.as_fd().try_clone_to_owned()?, Interest::WRITABLE)?),
+                none => none.insert(self.waiting_for_room()?),
             };
             ready!(waiting.poll_write_ready(context))?.clear_ready();
         }
+    }
+
+    /// Begins a wait for room. If that fails, as without a free descriptor, the stream is over: a message may be written by half.
+    fn waiting_for_room(&self) -> io::Result<AsyncFd<OwnedFd>> {
+        let copy = self.as_fd().try_clone_to_owned();
+        copy.and_then(|stream| registered(stream, Interest::WRITABLE)).inspect_err(|_| {
+            // The peer may have closed it.
+            let _ = rustix::net::shutdown(self, Shutdown::Both);
+        })
     }
 }
 
