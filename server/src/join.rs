@@ -119,11 +119,9 @@ impl Cluster {
             let text = format!("the node that is known as {node} has another journal or machine id");
             return Ok(Some(refused("another-machine", text)));
         }
-        if is_other_boot {
-            if self.has_sessions(node).await? {
-                let text = format!("node {node} has a session of another boot");
-                return Ok(Some(refused("twice", text)));
-            }
+        if is_other_boot && self.has_sessions(node).await? {
+            let text = format!("node {node} has a session of another boot");
+            return Ok(Some(refused("twice", text)));
         }
         // A Hello that comes late may be clean of an earlier fence.
         let number = row.fence.as_ref().map_or(0, |fence| fence.number);
