@@ -5,7 +5,7 @@ use std::io::{self, BufRead, BufReader};
 use std::iter::Peekable;
 use std::path::{Path, PathBuf};
 
-use crate::record::{Event, Record};
+use crate::record::{self, Event, Record};
 
 /// Why a log cannot be judged.
 #[derive(Debug, thiserror::Error)]
@@ -52,12 +52,15 @@ impl Iterator for Reader {
 /// logs: that of a log, times how many logs there are, plus the place of the log.
 pub struct Hosts {
     logs: Vec<Peekable<Reader>>,
+    /// When the logs were opened. Later records are left out: those of a log that has been read to its end would be missing among them.
+    opened: u64,
 }
 
 impl Hosts {
     pub fn open(logs: &[PathBuf]) -> Result<Self, LogError> {
+        let opened = record::now();
         let logs = logs.iter().map(|log| Ok(Reader::open(log)?.peekable()));
-        Ok(Hosts { logs: logs.collect::<Result<_, LogError>>()? })
+        Ok(Hosts { logs: logs.collect::<Result<_, LogError>>()?, opened })
     }
 }
 
@@ -68,10 +71,45 @@ impl Iterator for Hosts {
     fn next(&mut self) -> Option<Self::Item> {
         let heads = self.logs.iter_mut().enumerate().filter_map(|(at, log)| Some((at, log.peek()?)));
         // What cannot be read comes first.
-        let (at, _) = heads.min_by_key(|(_, head)| head.as_ref().map_or(0, |record| record.time))?;
+        let first = heads.map(|(at, head)| (head.as_ref().map_or(0, |record| record.time), at)).min();
+        let (_, at) = first.filter(|(time, _)| *time <= self.opened)?;
         let count = self.logs.len() as u64;
         let unique = |number: u64| number * count + at as u64;
         let record = self.logs[at].next()?;
         Some(record.map(|record| (at, record.event.numbered(unique))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+    use crate::record::{Mark, mark};
+
+    fn written(log: &Path) -> File {
+        File::options().create(true).append(true).open(log).unwrap()
+    }
+
+    /// One log has been read to its end, and both hosts go on.
+    #[test]
+    fn record_after_the_logs_were_opened_is_left_out() {
+        let directory = tempfile::tempdir().unwrap();
+        let logs = ["one", "two"].map(|name| directory.path().join(name));
+        for log in &logs {
+            written(log);
+            mark(log, Mark::Reboot).unwrap();
+        }
+        let mut hosts = Hosts::open(&logs).unwrap();
+        let places: Vec<usize> = hosts.by_ref().take(2).map(|event| event.unwrap().0).collect();
+        assert_eq!(places, [0, 1]);
+        for log in &logs {
+            mark(log, Mark::Reboot).unwrap();
+        }
+        assert!(hosts.next().is_none());
+        let mut again = Hosts::open(&logs).unwrap();
+        assert_eq!(again.by_ref().count(), 4, "a later reader has them");
+        writeln!(written(&logs[1]), "no record").unwrap();
+        assert!(Hosts::open(&logs).unwrap().any(|event| event.is_err()));
     }
 }

@@ -134,10 +134,14 @@ pub fn mark(log: &Path, mark: Mark) -> io::Result<()> {
     append(&mut OpenOptions::new().append(true).open(log)?, Event::Marked { mark })
 }
 
-fn append(file: &mut File, event: Event) -> io::Result<()> {
+/// Returns the time of a record that is made now, in microseconds.
+pub(crate) fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let time = u64::try_from(since.as_micros()).unwrap_or(u64::MAX);
-    let mut line = serde_json::to_vec(&Record { time, event })?;
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+}
+
+fn append(file: &mut File, event: Event) -> io::Result<()> {
+    let mut line = serde_json::to_vec(&Record { time: now(), event })?;
     line.push(b'\n');
     file.write_all(&line)
 }
