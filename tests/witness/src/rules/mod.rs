@@ -262,7 +262,7 @@ impl Checker {
         self.fields.end(outcome);
         self.capabilities.end(&call, outcome);
         self.errors.end(&call, outcome);
-        self.volumes.end(&call, outcome);
+        self.volumes.end(&call, outcome, &mut self.verdict);
         self.names.end(&call, outcome, &mut self.verdict);
     }
 }

@@ -62,6 +62,8 @@ impl Volumes {
         let rpc = call.rpc.as_str();
         if matches!(rpc, "ControllerPublishVolume" | "NodeStageVolume" | "NodePublishVolume") {
             volume.check_use(call, verdict);
+        }
+        if matches!(rpc, "NodeStageVolume" | "NodePublishVolume") {
             volume.check_second_node(call, verdict);
         }
         match rpc {
@@ -126,7 +128,7 @@ impl Volumes {
         self.forget_if_empty(id);
     }
 
-    pub(super) fn end(&mut self, call: &Call, outcome: &Outcome) {
+    pub(super) fn end(&mut self, call: &Call, outcome: &Outcome, verdict: &mut Verdict) {
         if let ("CreateVolume", Outcome::Ok(answer)) = (call.rpc.as_str(), outcome) {
             let created = &answer["volume"];
             let volume = self.volumes.entry(created["volume_id"].as_str().unwrap_or_default().to_owned());
@@ -144,7 +146,13 @@ impl Volumes {
             return;
         };
         match call.rpc.as_str() {
-            "ControllerPublishVolume" => volume.attachments.made(call, outcome),
+            "ControllerPublishVolume" => {
+                // The plugin refuses a second node: CSI has an error for that.
+                if let Outcome::Ok(_) = outcome {
+                    volume.check_second_node(call, verdict);
+                }
+                volume.attachments.made(call, outcome);
+            }
             "ControllerUnpublishVolume" => volume.attachments.negated(call, outcome),
             "NodeStageVolume" => volume.at(call).staging.made(call, outcome),
             "NodeUnstageVolume" => volume.at(call).staging.negated(call, outcome),

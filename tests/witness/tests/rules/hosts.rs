@@ -316,6 +316,7 @@ pub fn cases() -> Vec<Case> {
                 hosts(co);
                 co.on(CONTROLLER);
                 co.ok("ControllerPublishVolume", single(attach("v")));
+                co.fails("ControllerPublishVolume", single(to(N2, attach("v"))), "FAILED_PRECONDITION");
                 co.forgets("v", "n1");
                 co.ok("ControllerPublishVolume", single(to(N2, attach("v"))));
             },
