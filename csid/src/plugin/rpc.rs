@@ -373,7 +373,9 @@ impl Peer {
         let mut request = Request::new(request);
         request.set_timeout(allowed);
         let mut counted = self.common.tally.begin(rpc, start);
-        let answer = tokio::time::timeout(allowed, send(self.channel.clone(), request)).await;
+        // tonic's future is large, and each future that awaits it would be as large.
+        let answering = Box::pin(send(self.channel.clone(), request));
+        let answer = tokio::time::timeout(allowed, answering).await;
         let elapsed = start.elapsed();
         let failed = match answer {
             Ok(Ok(response)) => {

@@ -85,14 +85,14 @@ impl Volumes {
             return self.mount_used(request, None).await;
         }
         let (name, deadline) = (VolumeName::of(&request.key), request.wait.deadline);
-        let used = self.shared.to_be_used(&name, deadline, true).await?;
+        let used = Box::pin(self.shared.to_be_used(&name, deadline, true)).await?;
         if !used.is_remembered() {
             return self.mount_used(request, Some(used)).await;
         }
         let answer = used.answer.clone();
         match self.mount_used(request.clone(), Some(used)).await {
             Err(error) if answer.is_some_and(|answer| answer.may_mislead(&error)) => {
-                let used = self.shared.to_be_used(&name, deadline, false).await?;
+                let used = Box::pin(self.shared.to_be_used(&name, deadline, false)).await?;
                 self.mount_used(request, Some(used)).await
             }
             mounted => mounted,

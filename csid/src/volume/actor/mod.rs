@@ -100,7 +100,7 @@ impl VolumeActor {
                 self.take(message);
             }
             if !self.orders.is_empty() {
-                self.carry_out(&mut rows).await;
+                Box::pin(self.carry_out(&mut rows)).await;
                 continue;
             }
             if let Some(operation) = self.next_waiting().or_else(|| self.queue.pop_front()) {

@@ -207,10 +207,12 @@ impl<S: Site> Engine<'_, S> {
         }
         let mut record = self.records.registry.record(key.volume.clone()).await?;
         match record.claim(&key.consumer) {
-            Some(claim) if claim.by_mount => match self.leave_briefly(&mut record, &key.consumer).await {
-                Err(_) if is_owed(&record, &key.consumer) => Ok(()),
-                left => left,
-            },
+            Some(claim) if claim.by_mount => {
+                match Box::pin(self.leave_briefly(&mut record, &key.consumer)).await {
+                    Err(_) if is_owed(&record, &key.consumer) => Ok(()),
+                    left => left,
+                }
+            }
             _ => Ok(()),
         }
     }

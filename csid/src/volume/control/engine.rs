@@ -32,6 +32,8 @@ impl<'a, S: Site> Engine<'a, S> {
     }
 }
 
+/// A future is as large as its largest branch, and each future that awaits it holds it. So the large ones of the engine are boxed
+/// here: a mount or an unmount without a claim has no room for them.
 impl<S: Site> Control for Engine<'_, S> {
     async fn record(&self, name: &VolumeName) -> Result<Record> {
         self.registered_as_mine(name).await
@@ -49,11 +51,11 @@ impl<S: Site> Control for Engine<'_, S> {
         ahead: &[Arc<Claim>],
         answer: Option<Arc<ServersAnswer>>,
     ) -> Result<Record> {
-        self.take_claim(name, wanted, ahead, answer).await
+        Box::pin(self.take_claim(name, wanted, ahead, answer)).await
     }
 
     async fn rebind(&mut self, record: &mut Record, wanted: &Claim) -> Result<()> {
-        self.rebind_claim(record, wanted).await
+        Box::pin(self.rebind_claim(record, wanted)).await
     }
 
     async fn release(
@@ -63,11 +65,11 @@ impl<S: Site> Control for Engine<'_, S> {
         force: bool,
         id: Option<&str>,
     ) -> Result<()> {
-        self.release_claim(key, authority, force, id).await
+        Box::pin(self.release_claim(key, authority, force, id)).await
     }
 
     async fn unbind(&mut self, key: &ClaimKey, bound: &Bound) -> Result<()> {
-        self.release_unbound(key, bound).await
+        Box::pin(self.release_unbound(key, bound)).await
     }
 
     async fn give_back(&mut self, key: &ClaimKey) -> Result<()> {
@@ -75,26 +77,26 @@ impl<S: Site> Control for Engine<'_, S> {
     }
 
     async fn call(&mut self, target: &CallTarget, call: ControllerRequest) -> Result<OperationResponse> {
-        self.run_call(target, call).await
+        Box::pin(self.run_call(target, call)).await
     }
 
     async fn finish_expansion(&mut self, target: &CallTarget) -> Result<()> {
-        self.expand_the_rest(target).await
+        Box::pin(self.expand_the_rest(target)).await
     }
 
     async fn continue_claim(&mut self, key: &ClaimKey) -> Result<()> {
-        self.retry_claim(key).await
+        Box::pin(self.retry_claim(key)).await
     }
 
     async fn continue_call(&mut self, name: &VolumeName) -> Result<()> {
-        self.retry_call(name).await
+        Box::pin(self.retry_call(name)).await
     }
 
     async fn forget_attachment(&mut self, name: &VolumeName, node_id: &str) -> Result<()> {
-        self.forget_attached(name, node_id).await
+        Box::pin(self.forget_attached(name, node_id)).await
     }
 
     async fn continue_detach(&mut self, name: &VolumeName, node_id: &str) -> Result<()> {
-        self.retry_detach(name, node_id).await
+        Box::pin(self.retry_detach(name, node_id)).await
     }
 }

@@ -21,14 +21,16 @@ impl Executor<'_> {
         self.own = matches!(request, OperationRequest::Restore { .. } | OperationRequest::Heal { .. });
         match request {
             OperationRequest::Mount { mut wanted, claim, adopted: Some(paths), .. } => {
-                self.adopt(&mut wanted, &paths, claim.as_deref(), ahead).await.map(OperationResponse::Mounted)
+                Box::pin(self.adopt(&mut wanted, &paths, claim.as_deref(), ahead))
+                    .await
+                    .map(OperationResponse::Mounted)
             }
             OperationRequest::Mount { mut wanted, claim, target_fd, secrets, answer, .. } => {
                 wanted.operations = names;
                 self.operation.secrets = secrets;
                 self.target_fd = target_fd;
                 let mounted = match claim {
-                    Some(claim) => self.mount_claimed(&mut wanted, &claim, ahead, answer).await,
+                    Some(claim) => Box::pin(self.mount_claimed(&mut wanted, &claim, ahead, answer)).await,
                     None => {
                         let is_used = self.row(&wanted.key).is_some();
                         self.operation.refuse_before_expansion(&VolumeName::of(&wanted.key), is_used)?;
@@ -38,7 +40,7 @@ impl Executor<'_> {
                 mounted.map(OperationResponse::Mounted)
             }
             OperationRequest::Restore { mut wanted } => {
-                let restored = self.restore(&mut wanted).await;
+                let restored = Box::pin(self.restore(&mut wanted)).await;
                 if let Err(error) = &restored {
                     self.still_waiting(&wanted.key, error).await;
                 }
@@ -69,7 +71,9 @@ impl Executor<'_> {
                 self.settle(&key).await?;
                 self.control().give_back(&ClaimKey::of(&key)).await.map(|()| OperationResponse::Gone)
             }
-            OperationRequest::Heal { key, .. } => self.heal(&key).await.map(|()| OperationResponse::Gone),
+            OperationRequest::Heal { key, .. } => {
+                Box::pin(self.heal(&key)).await.map(|()| OperationResponse::Gone)
+            }
             OperationRequest::Claim { key, claim, secrets, answer, .. } => {
                 self.operation.secrets = secrets;
                 let mut record = self.control().claim(&key.volume, &claim, ahead, answer).await?;
@@ -92,7 +96,7 @@ impl Executor<'_> {
             }
             OperationRequest::Enlarge { key, secrets, .. } => {
                 self.operation.secrets = secrets;
-                self.enlarge(&key).await.map(|()| OperationResponse::Gone)
+                Box::pin(self.enlarge(&key)).await.map(|()| OperationResponse::Gone)
             }
             OperationRequest::Continue { subject: Subject::Volume(name), .. } => {
                 self.control().continue_call(&name).await.map(|()| OperationResponse::Gone)

@@ -34,7 +34,7 @@ impl Executor<'_> {
             {
                 // The mount was not made with these secrets.
                 let secrets = self.operation.secrets.take();
-                self.settle(key).await.map_err(|source| OperationError::Unsettled { source })?;
+                Box::pin(self.settle(key)).await.map_err(|source| OperationError::Unsettled { source })?;
                 self.operation.secrets = secrets;
             }
             admission::admit(self.rows.volume(), wanted, None)
