@@ -15,6 +15,8 @@ use crate::host::table::MountEntry;
 #[derive(Default)]
 pub(super) struct Known {
     mounts: HashMap<u64, Vec<KnownMount>>,
+    /// The id of csid's own namespace. 0: no search has listed it yet.
+    own: u64,
     /// Mounts that were asked for, by all searches.
     learned: u64,
 }
@@ -26,15 +28,6 @@ struct KnownMount {
     /// Id in `mountinfo`.
     old_id: u64,
     device: u64,
-}
-
-/// Fails if one of these namespaces is still there, although the kernel answered that something in it is gone: some kernels list
-/// nothing of a namespace with one mount.
-fn refuse_unlisted(gone: &BTreeSet<u64>) -> Result<()> {
-    match gone.is_empty() || inodes(gone)?.is_empty() {
-        true => Ok(()),
-        false => Err(hidden()),
-    }
 }
 
 fn hidden() -> Error {
@@ -55,6 +48,21 @@ impl Known {
     /// Returns how many mounts all searches have asked for.
     pub fn learned(&self) -> u64 {
         self.learned
+    }
+
+    /// Returns the other namespaces that the last search found, the ones with the fewest mounts first.
+    fn others(&self) -> Vec<u64> {
+        let others = self.mounts.iter().filter(|(id, _)| **id != self.own);
+        let mut others: Vec<(usize, u64)> = others.map(|(id, mounts)| (mounts.len(), *id)).collect();
+        others.sort_unstable();
+        others.into_iter().map(|(_, id)| id).collect()
+    }
+
+    /// Notes the namespaces that are there, and forgets what is known of others.
+    fn note_listed(&mut self, own: u64, others: &[u64]) {
+        self.own = own;
+        let alive: BTreeSet<u64> = others.iter().copied().chain([own]).collect();
+        self.mounts.retain(|id, _| alive.contains(id));
     }
 
     /// Returns the mounts of a namespace that a question may be about, as far as they are found by `end`. `None`: the namespace is gone,
@@ -193,32 +201,39 @@ pub(super) fn search(
 ) -> Result<Vec<Vec<MountElsewhere>>> {
     let mut stat = Stat::new();
     let mut plugins = Plugins::default();
-    let (own, mut others) = list()?;
-    let alive: BTreeSet<u64> = others.iter().copied().chain([own]).collect();
-    known.mounts.retain(|id, _| alive.contains(id));
-
     let mut found: Vec<(u64, ForeignMount)> = Vec::new();
     let mut unsearched: Vec<u64> = Vec::new();
     let mut searched: BTreeSet<u64> = BTreeSet::new();
-    let mut new = others.clone();
-    for lists in 1.. {
-        in_namespaces(&new, search, known, budget, &mut stat, &mut plugins, (&mut found, &mut unsearched))?;
+    // The namespaces of the last search are searched before they are listed. A search ends with a list that shows no other one.
+    let mut new = known.others();
+    let mut lists = 0;
+    let (own, others) = loop {
+        let gone = in_namespaces(
+            &new,
+            search,
+            known,
+            budget,
+            &mut stat,
+            &mut plugins,
+            (&mut found, &mut unsearched),
+        )?;
         searched.extend(&new);
+        let (own, others) = list()?;
+        lists += 1;
+        // Some kernels list nothing of a namespace with one mount, and answer that it is gone.
+        if others.iter().any(|namespace| gone.contains(namespace)) {
+            return Err(hidden());
+        }
+        known.note_listed(own, &others);
+        new.clear();
+        new.extend(others.iter().filter(|namespace| !searched.contains(namespace)));
         // Copies that go along with csid's own unmount are no answer yet. Only a namespace that is not searched is.
-        if !unsearched.is_empty() {
-            break;
-        }
-        new = list()?.1;
-        new.retain(|namespace| !searched.contains(namespace));
-        if new.is_empty() {
-            break;
-        }
-        others.extend(&new);
-        if lists == LISTS {
+        let is_answered = lists > 1 && !unsearched.is_empty();
+        if new.is_empty() || is_answered || lists == LISTS {
             unsearched.append(&mut new);
-            break;
+            break (own, others);
         }
-    }
+    };
 
     if found.is_empty() && unsearched.is_empty() {
         return Ok(search.answers([]));
@@ -260,7 +275,8 @@ pub(super) fn search(
     Ok(answers)
 }
 
-/// Searches these namespaces, and adds what is found, and the namespaces for which there was no time.
+/// Searches these namespaces, and adds what is found, and the namespaces for which there was no time. Returns the namespaces that are gone
+/// by the kernel's answer.
 fn in_namespaces(
     namespaces: &[u64],
     search: &Search<'_>,
@@ -269,7 +285,7 @@ fn in_namespaces(
     stat: &mut Stat,
     plugins: &mut Plugins,
     (found, unsearched): (&mut Vec<(u64, ForeignMount)>, &mut Vec<u64>),
-) -> Result<()> {
+) -> Result<BTreeSet<u64>> {
     let mut gone: BTreeSet<u64> = BTreeSet::new();
     for &namespace in namespaces {
         // Even without time the first mounts are read, for the name of the namespace's process.
@@ -326,8 +342,7 @@ fn in_namespaces(
             unsearched.push(namespace);
         }
     }
-    // One walk for all: a user may end many namespaces during a search.
-    refuse_unlisted(&gone)
+    Ok(gone)
 }
 
 /// The time to find processes of the namespaces that an answer names.

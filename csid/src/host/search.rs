@@ -299,6 +299,71 @@ mod tests {
     }
 
     #[test]
+    fn copy_that_moves_after_its_search_is_found() {
+        apart("host::search::tests::copy_that_moves_after_its_search_is_found", || {
+            let questions = [question(&[])];
+            let _slave = Consumer::new("slave", "");
+            let first = std::cell::Cell::new(Some(Consumer::new("private", "")));
+            let mut known = Known::default();
+            both(&questions, &mut known);
+            let second = std::cell::Cell::new(None);
+            // The namespace is known, so the search has searched it before it lists any.
+            let list = || {
+                if let Some(moved) = first.take() {
+                    second.set(Some(Consumer::new("private", "")));
+                    drop(moved);
+                }
+                statmount::namespaces()
+            };
+            let mut search = Search::new(&questions);
+            let found = namespace_tables::search(&mut search, list, &mut known, &Budget::new()).unwrap();
+            let holder = Holder::Process(second.take().unwrap().0.id());
+            assert_eq!(found, [vec![MountElsewhere { holder, path: Some(VOLUME.into()), read_only: false }]]);
+        });
+    }
+
+    #[test]
+    fn later_search_lists_the_namespaces_once() {
+        apart("host::search::tests::later_search_lists_the_namespaces_once", || {
+            let questions = [question(&[])];
+            let mut known = Known::default();
+            let mut lists_of_a_search = || {
+                let lists = std::cell::Cell::new(0);
+                let list = || {
+                    lists.set(lists.get() + 1);
+                    statmount::namespaces()
+                };
+                let mut search = Search::new(&questions);
+                namespace_tables::search(&mut search, list, &mut known, &Budget::new()).unwrap();
+                lists.get()
+            };
+            assert!(lists_of_a_search() > 1, "the first search knows no namespace");
+            // Tests that run meanwhile make namespaces, too.
+            assert!((0..20).any(|_| lists_of_a_search() == 1));
+        });
+    }
+
+    #[test]
+    fn listed_namespace_that_shows_nothing_is_refused() {
+        apart("host::search::tests::listed_namespace_that_shows_nothing_is_refused", || {
+            let questions = [question(&[])];
+            let mut known = Known::default();
+            let of_list = |shows_nothing: Option<u64>, known: &mut Known| {
+                let list = || {
+                    statmount::namespaces()
+                        .map(|(own, others)| (own, others.into_iter().chain(shows_nothing).collect()))
+                };
+                namespace_tables::search(&mut Search::new(&questions), list, known, &Budget::new())
+            };
+            of_list(None, &mut known).unwrap();
+            // The kernel has no namespace with this id.
+            let refused = of_list(Some(u64::MAX), &mut known).unwrap_err();
+            assert_eq!(refused.kind(), std::io::ErrorKind::Unsupported);
+            of_list(None, &mut known).unwrap();
+        });
+    }
+
+    #[test]
     fn hidden_copy_is_found_by_its_process() {
         apart("host::search::tests::hidden_copy_is_found_by_its_process", || {
             let covered = Consumer::new("private", "mount -t tmpfs cover /");
