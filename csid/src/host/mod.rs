@@ -32,6 +32,7 @@ pub mod log;
 mod look;
 mod lookout;
 mod mount;
+mod mount_changes;
 mod mount_index;
 mod namespace_tables;
 mod namespaces;

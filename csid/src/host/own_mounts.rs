@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Mutex;
 
+use crate::host::mount_changes::MountChanges;
 use crate::host::mount_index::{MountFacts, MountIndex};
 use crate::host::namespaces::Shown;
 use crate::host::own_paths::{OwnPath, OwnPaths, live_of};
@@ -47,8 +48,11 @@ pub(super) struct KnownMounts {
 struct Known {
     answers: Answers,
     mounts: MountIndex,
-    /// The last question that was asked before the last complete list of the mounts was begun.
+    /// The last question that was asked before the last complete list of the mounts was begun, or while it was still right.
     listed_for: u64,
+    /// Whether the mounts were listed. False: the last list failed, or there was none.
+    is_listed: bool,
+    changes: MountChanges,
     /// The mounts below csid's tmpfs since that list.
     below: ListedBelow,
     /// The last read of the directories of all mounts. `None`: they were never read.
@@ -118,6 +122,9 @@ impl KnownMounts {
         }
         let is_long = known.answers == Answers::Unproven || known.mounts.len() > FEW;
         let lives: BTreeSet<u64> = paths.lives().into_iter().map(|live| known.place_of(live)).collect();
+        if known.listed_for < question && known.is_unchanged() {
+            known.listed_for = newest;
+        }
         let is_listed = known.listed_for >= question && known.has_listed_below(&lives);
         let mut refreshed = match is_listed {
             true => Ok(()),
@@ -215,10 +222,17 @@ impl Known {
         if self.has_listed_below(lives) { Ok(()) } else { self.list_below(lives) }
     }
 
+    /// Returns whether the mounts are those of the last list.
+    fn is_unchanged(&mut self) -> bool {
+        self.is_listed = self.is_listed && !self.changes.have_come();
+        self.is_listed
+    }
+
     /// Lists the mounts, and asks for those that are new. Fails if the list is longer than `most`.
     /// `newest`: the last question that was asked before.
     fn refresh(&mut self, most: usize, newest: u64) -> Result<()> {
         self.below = ListedBelow::default();
+        self.is_listed = false;
         let listed = mounts(OWN, None, Instant::now() + END)?;
         if listed.ids.len() > most {
             return Err(long());
@@ -235,6 +249,7 @@ impl Known {
             return Err(error);
         }
         self.listed_for = newest;
+        self.is_listed = true;
         Ok(())
     }
 
@@ -730,6 +745,30 @@ mod tests {
                 assert_eq!(ask().await, None, "the bind is at a foreign path");
             };
             tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(questions);
+        });
+    }
+
+    #[test]
+    fn list_is_right_until_a_mount_comes_or_goes() {
+        apart(|root, known| {
+            let [b, d] = ["b", "d"].map(|name| root.join(name));
+            refresh(known);
+            assert!(!known.is_unchanged(), "the kernel was not asked before that list");
+            refresh(known);
+            assert!(known.is_unchanged() && known.is_unchanged());
+            mount_bind(b.join("x"), &d).unwrap();
+            assert!(!known.is_unchanged() && !known.is_unchanged(), "it counts until the next list");
+            refresh(known);
+            assert!(known.is_unchanged());
+            mount_move(&d, root.join("b/y")).unwrap();
+            assert!(!known.is_unchanged());
+            refresh(known);
+            unmount(root.join("b/y"), UnmountFlags::empty()).unwrap();
+            assert!(!known.is_unchanged());
+            refresh(known);
+            assert!(known.is_unchanged());
+            assert!(known.refresh(0, BEFORE).is_err(), "the list is longer");
+            assert!(!known.is_unchanged(), "the last list failed");
         });
     }
 

@@ -225,7 +225,7 @@ fn name(number: u64) -> String {
         SYS_brk SYS_clock_gettime SYS_clone3 SYS_close SYS_connect SYS_epoll_ctl SYS_epoll_wait SYS_fchmod SYS_fcntl SYS_fdatasync SYS_fstat
         SYS_fstatfs SYS_fsync SYS_ftruncate SYS_futex SYS_getdents64 SYS_geteuid SYS_getpid SYS_getrandom SYS_ioctl SYS_lseek SYS_madvise
         SYS_mkdirat SYS_mmap SYS_mount_setattr SYS_mprotect SYS_munmap SYS_name_to_handle_at SYS_newfstatat SYS_openat SYS_openat2
-        SYS_pread64 SYS_pwrite64 SYS_read SYS_readlinkat SYS_recvfrom SYS_recvmsg SYS_sched_yield SYS_sendmsg SYS_sendto SYS_socket
+        SYS_ppoll SYS_pread64 SYS_pwrite64 SYS_read SYS_readlinkat SYS_recvfrom SYS_recvmsg SYS_sched_yield SYS_sendmsg SYS_sendto SYS_socket
         SYS_statfs SYS_statx SYS_umount2 SYS_unlinkat SYS_write SYS_writev
     ];
     let found = known.iter().chain(&recent).find(|(known, _)| u64::try_from(*known) == Ok(number));
