@@ -53,6 +53,8 @@ struct Known {
     /// Whether the mounts were listed. False: the last list failed, or there was none.
     is_listed: bool,
     changes: MountChanges,
+    /// Mounts that the last list has asked for, by their ids. Only the question that the list was made for uses them.
+    fresh: Vec<(u64, MountEntry)>,
     /// The mounts below csid's tmpfs since that list.
     below: ListedBelow,
     /// The last read of the directories of all mounts. `None`: they were never read.
@@ -139,6 +141,7 @@ impl KnownMounts {
             (refreshed, known) = blocking(work).await.ok()?;
         }
         let mut found = refreshed.and_then(|()| known.about(paths, shown, question, false));
+        known.fresh.clear();
         if found.as_ref().is_err_and(|error| error.kind() == ErrorKind::WouldBlock) {
             let work = move || Ok((known.read_roots(newest), known));
             let read;
@@ -232,6 +235,7 @@ impl Known {
     /// `newest`: the last question that was asked before.
     fn refresh(&mut self, most: usize, newest: u64) -> Result<()> {
         self.below = ListedBelow::default();
+        self.fresh.clear();
         self.is_listed = false;
         let listed = mounts(OWN, None, Instant::now() + END)?;
         if listed.ids.len() > most {
@@ -286,9 +290,13 @@ impl Known {
                 let root = Arc::from(Path::new(""));
                 Ok(Some(MountFacts { id, old_id, device, place: 0, home: 0, live: 0, root }))
             }
-            Ok(Some(MountEntry { id: old_id, device, path, root, .. })) => {
-                let (place, (home, live)) = (self.place_of(&path), self.home_of(&path));
-                Ok(Some(MountFacts { id, old_id, device, place, home, live, root: Arc::from(root) }))
+            Ok(Some(entry)) => {
+                let (place, (home, live)) = (self.place_of(&entry.path), self.home_of(&entry.path));
+                let (old_id, device, root) = (entry.id, entry.device, Arc::from(&*entry.root));
+                if self.fresh.len() < OTHERS {
+                    self.fresh.push((id, entry));
+                }
+                Ok(Some(MountFacts { id, old_id, device, place, home, live, root }))
             }
             Ok(None) => Ok(None),
             Err(error) => Err(error),
@@ -310,6 +318,7 @@ impl Known {
     /// Reads the directories of all known mounts from mountinfo. One read serves all questions until csid has used it for long enough.
     /// `newest`: the last question that was asked before.
     fn read_roots(&mut self, newest: u64) -> Result<()> {
+        self.fresh.clear();
         let begun = Instant::now();
         let text = table::text().map_err(Error::other)?;
         let asked = self.mounts.iter().filter(|facts| !facts.root.as_os_str().is_empty());
@@ -337,8 +346,11 @@ impl Known {
         self.stat.get_or_insert_with(Stat::new)
     }
 
-    /// Returns a mount as it is now. `None`: it is gone.
+    /// Returns a mount as it is now, or as the list for this question has just found it. `None`: it is gone.
     fn entry(&mut self, id: u64) -> Result<Option<MountEntry>> {
+        if let Some(at) = self.fresh.iter().position(|(fresh, _)| *fresh == id) {
+            return Ok(Some(self.fresh.swap_remove(at).1));
+        }
         unless_gone(self.stat().own_entry(id))
     }
 
@@ -769,6 +781,25 @@ mod tests {
             assert!(known.is_unchanged());
             assert!(known.refresh(0, BEFORE).is_err(), "the list is longer");
             assert!(!known.is_unchanged(), "the last list failed");
+        });
+    }
+
+    #[test]
+    fn new_mounts_are_asked_for_once() {
+        apart(|root, known| {
+            let [b, d] = ["b", "d"].map(|name| root.join(name));
+            refresh(known);
+            mount_bind(b.join("x"), &d).unwrap();
+            refresh(known);
+            assert_eq!(known.fresh.iter().map(|(_, entry)| &entry.path).collect::<Vec<_>>(), [&d]);
+            known.about(&at_paths(&[&d]), &[], LATER, false).unwrap();
+            assert!(known.fresh.is_empty(), "the question uses what the list has asked");
+            crowd(root);
+            refresh(known);
+            assert_eq!(known.fresh.len(), OTHERS);
+            // The next list, or a read of the directories, is newer.
+            refresh(known);
+            assert!(known.fresh.is_empty());
         });
     }
 
