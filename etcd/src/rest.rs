@@ -52,9 +52,12 @@ impl Rest {
 
 /// Reads a value, and what of it is unknown.
 pub(crate) fn read<T: Serialize + DeserializeOwned>(value: &[u8]) -> serde_json::Result<(T, Rest)> {
-    let all: Value = serde_json::from_slice(value)?;
-    let known: T = serde_json::from_value(all.clone())?;
-    let rest = Rest::of(&all, &serde_json::to_value(&known)?);
+    let known: T = serde_json::from_slice(value)?;
+    // As a rule this version has written it.
+    if serde_json::to_vec(&known)? == value {
+        return Ok((known, Rest::default()));
+    }
+    let rest = Rest::of(&serde_json::from_slice(value)?, &serde_json::to_value(&known)?);
     Ok((known, rest))
 }
 
