@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
+use std::sync::Arc;
 
 use csid::store::registry::{ClaimSet, Queued, VolumeName};
 
@@ -16,7 +17,7 @@ struct OfNode {
     /// The claims that wait.
     queued: usize,
     /// The number of the node's claims of each volume, which is at least 1.
-    volumes: BTreeMap<VolumeName, usize>,
+    volumes: BTreeMap<Arc<VolumeName>, usize>,
 }
 
 impl OfNode {
@@ -27,7 +28,7 @@ impl OfNode {
 
 impl NodeIndex {
     /// Takes over a change of a volume's claims.
-    pub fn change(&mut self, name: &VolumeName, before: &ClaimSet, after: &ClaimSet) {
+    pub fn change(&mut self, name: &Arc<VolumeName>, before: &ClaimSet, after: &ClaimSet) {
         for (had, has) in before.differences(after) {
             match (had, has) {
                 (None, Some(claim)) => self.add(name, &claim.node),
@@ -57,7 +58,7 @@ impl NodeIndex {
         }
     }
 
-    fn add(&mut self, name: &VolumeName, node: &str) {
+    fn add(&mut self, name: &Arc<VolumeName>, node: &str) {
         let of_node = self.0.entry(node.to_owned()).or_default();
         of_node.claims += 1;
         *of_node.volumes.entry(name.clone()).or_default() += 1;
@@ -90,7 +91,7 @@ impl NodeIndex {
     pub fn volumes(&self, node: &str, begin: Bound<VolumeName>) -> impl Iterator<Item = &VolumeName> {
         let of_node = self.0.get(node);
         of_node.into_iter().flat_map(move |of_node| {
-            of_node.volumes.range((begin.clone(), Bound::Unbounded)).map(|(name, _)| name)
+            of_node.volumes.range((begin.clone(), Bound::Unbounded)).map(|(name, _)| name.as_ref())
         })
     }
 }
@@ -115,9 +116,9 @@ mod tests {
             set(&[("a", "n2")]),
         ];
         let mut found = Vec::new();
-        index.change(&name("other"), &states[0], &states[3]);
+        index.change(&name("other").into(), &states[0], &states[3]);
         for pair in states.windows(2) {
-            index.change(&name("data"), &pair[0], &pair[1]);
+            index.change(&name("data").into(), &pair[0], &pair[1]);
             let volumes = |node| index.volumes(node, Bound::Unbounded).count();
             found.push((index.claims("n1"), volumes("n1"), index.claims("n2"), volumes("n2")));
         }

@@ -48,11 +48,11 @@ enum Followed {
     Ended,
 }
 
-/// The volumes at one revision of etcd.
+/// The volumes at one revision of etcd. The indexes share the names with `by_name`.
 #[derive(Default)]
 pub(crate) struct Volumes {
     pub revision: u64,
-    pub by_name: BTreeMap<VolumeName, Arc<Stored>>,
+    pub by_name: BTreeMap<Arc<VolumeName>, Arc<Stored>>,
     pub held: HeldIndex,
     pub by_node: NodeIndex,
     /// Volumes that AttachVolume has attached.
@@ -215,11 +215,15 @@ impl Volumes {
     pub fn add(&mut self, keys: &Keys, kvs: &[KeyValue]) {
         for kv in kvs {
             if let Some((name, part)) = keys.read(&kv.key) {
-                let volume =
-                    self.by_name.entry(name).or_insert_with_key(|name| Stored::none(name.clone()).into());
-                Arc::make_mut(volume).put(part, kv);
+                Arc::make_mut(self.volume(name)).put(part, kv);
             }
         }
+    }
+
+    /// Returns the volume of this name. It has no keys yet if it is not known.
+    fn volume(&mut self, name: VolumeName) -> &mut Arc<Stored> {
+        let none = |name: &Arc<VolumeName>| Stored::none(VolumeName::clone(name)).into();
+        self.by_name.entry(name.into()).or_insert_with_key(none)
     }
 
     pub fn listed(&mut self, keys: &Keys, revision: u64) {
@@ -236,9 +240,7 @@ impl Volumes {
             self.revision = self.revision.max(u64::try_from(kv.mod_revision).unwrap_or(0));
             let Some((name, part)) = keys.read(&kv.key) else { continue };
             changed.entry(name.clone()).or_insert_with(|| self.by_name.get(&name).cloned());
-            let volume =
-                self.by_name.entry(name).or_insert_with_key(|name| Stored::none(name.clone()).into());
-            let volume = Arc::make_mut(volume);
+            let volume = Arc::make_mut(self.volume(name));
             match EventType::try_from(*r#type) {
                 Ok(EventType::Delete) => volume.delete(&part),
                 _ => volume.put(part, kv),
@@ -253,10 +255,12 @@ impl Volumes {
     /// Brings a volume whose keys have changed to its end, and the indexes with it.
     fn settle(&mut self, keys: &Keys, name: &VolumeName, before: Option<Arc<Stored>>) {
         let before = before.unwrap_or_else(|| Stored::none(name.clone()).into());
+        let Some((shared, _)) = self.by_name.get_key_value(name) else { return };
+        let shared = shared.clone();
         let Some(volume) = self.by_name.get_mut(name) else { return };
         Arc::make_mut(volume).finish();
-        self.held.change(&before.record, &volume.record);
-        self.by_node.change(name, &before.record.claims, &volume.record.claims);
+        self.held.change(&shared, &before.record, &volume.record);
+        self.by_node.change(&shared, &before.record.claims, &volume.record.claims);
         self.by_node.change_queue(&before.record.queue, &volume.record.queue);
         match volume.record.attachments.iter().any(|at| at.by_call.is_some()) {
             true => self.by_call.insert(name.clone()),

@@ -231,7 +231,7 @@ impl Parts<'_> {
 
     /// Returns the number of the newest past claim. Only those that the ring keeps are written.
     fn past(&mut self, swap: &Swap) -> Result<u64, EtcdError> {
-        let newest = self.stored.head.as_ref().map_or(0, |head| head.past_number);
+        let newest = self.stored.past_number.unwrap_or(0);
         let numbered = (newest + 1..).zip(&swap.past);
         let skipped = swap.past.len().saturating_sub(PAST as usize);
         for (number, claim) in numbered.skip(skipped) {

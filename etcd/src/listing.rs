@@ -169,7 +169,7 @@ fn look<'a>(
 ) -> Looked<'a> {
     let mut all: Box<dyn Iterator<Item = &'a VolumeName>> = match &filter.node {
         Some(node) => Box::new(volumes.by_node.volumes(node, begin)),
-        None => Box::new(volumes.by_name.range((begin, Bound::Unbounded)).map(|(name, _)| name)),
+        None => Box::new(volumes.by_name.range((begin, Bound::Unbounded)).map(|(name, _)| name.as_ref())),
     };
     let mut sees = Sees { sees, last: None };
     let mut names = Vec::new();
@@ -275,7 +275,7 @@ mod tests {
     use csid::store::testing::samples::{claim, record};
 
     use super::*;
-    use crate::stored::{Head, Stored};
+    use crate::stored::Stored;
     use crate::wire::KeyValue;
 
     fn in_namespace(namespace: &str, volume: &str) -> VolumeName {
@@ -289,16 +289,10 @@ mod tests {
             let mut stored = Stored::none(name.clone());
             let claims: ClaimSet = claims.iter().map(|(consumer, node)| claim(consumer, node)).collect();
             stored.record = Record { name: name.clone(), claims, ..record(&name.volume, &[]) };
-            stored.head = Some(Head {
-                volume: ("local".into(), Some("id".into())),
-                past_number: 0,
-                change: String::new(),
-                driver: None,
-                serial: 0,
-                ended_attaches: Default::default(),
-            });
-            volumes.by_node.change(name, &ClaimSet::default(), &stored.record.claims);
-            volumes.by_name.insert(name.clone(), stored.into());
+            stored.past_number = Some(0);
+            let name = std::sync::Arc::new(name.clone());
+            volumes.by_node.change(&name, &ClaimSet::default(), &stored.record.claims);
+            volumes.by_name.insert(name, stored.into());
         }
         volumes
     }

@@ -58,7 +58,7 @@ pub(crate) fn claims(
     };
     let mut found = Vec::new();
     for (name, stored) in volumes.by_name.range(begin..) {
-        if last.is_some_and(|last| name > last)
+        if last.is_some_and(|last| name.as_ref() > last)
             || is_past(name, filter.namespace.as_deref())
             || is_full(found.len(), filter.most)
         {

@@ -2,9 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use csid::store::registry::{
-    Attachment, Claim, Driver, EndedAttaches, Queued, Record, Registration, VolumeName,
-};
+use csid::store::registry::{Attachment, Claim, Driver, EndedAttaches, Queued, Record, VolumeName};
 use csid::store::rows::VolumeKey;
 use csid::store::volume_handle::VolumeHandle;
 use serde::de::DeserializeOwned;
@@ -42,24 +40,12 @@ fn is_none(serial: &u64) -> bool {
     *serial == 0
 }
 
-impl Head {
-    fn key(&self, registration: Option<&Registration>) -> VolumeKey {
-        let (plugin, external_id) = &self.volume;
-        match external_id {
-            Some(text) => VolumeKey { plugin: plugin.clone(), handle: VolumeHandle::of(text.clone()) },
-            None => {
-                let name = registration.map(|registration| registration.spec.name.as_str());
-                VolumeKey::creating(plugin, name.unwrap_or_default())
-            }
-        }
-    }
-}
-
+/// It has nothing twice: the lists have one of each volume.
 #[derive(Clone)]
 pub(crate) struct Stored {
     pub record: Record,
-    /// Absent: the volume is not there, or its keys are not whole.
-    pub head: Option<Head>,
+    /// The number of the newest past claim; 0: there is none. `None`: there is no head. The volume is not there, or its keys are not whole.
+    pub past_number: Option<u64>,
     past: BTreeMap<u64, Claim>,
     rests: BTreeMap<Part, Rest>,
     /// Values that cannot be read, and why.
@@ -70,7 +56,7 @@ impl Stored {
     pub fn none(name: VolumeName) -> Self {
         Stored {
             record: Record::none(name),
-            head: None,
+            past_number: None,
             past: BTreeMap::new(),
             rests: BTreeMap::new(),
             unreadable: BTreeMap::new(),
@@ -102,12 +88,23 @@ impl Stored {
         let revision = u64::try_from(kv.mod_revision).unwrap_or(0);
         match part {
             Part::Head => {
-                let head: Head = self.value(part, kv)?;
-                self.record.driver.clone_from(&head.driver);
-                self.record.serial = head.serial;
-                self.record.ended_attaches.clone_from(&head.ended_attaches);
-                self.head = Some(head);
+                let Head {
+                    volume: (plugin, external_id),
+                    past_number,
+                    driver,
+                    serial,
+                    ended_attaches,
+                    change: _,
+                } = self.value(part, kv)?;
+                self.record.volume = match external_id {
+                    Some(text) => VolumeKey { plugin, handle: VolumeHandle::of(text) },
+                    None => VolumeKey::creating(&plugin, ""),
+                };
+                self.record.driver = driver;
+                self.record.serial = serial;
+                self.record.ended_attaches = ended_attaches;
                 self.record.revision = revision;
+                self.past_number = Some(past_number);
             }
             Part::Registration => self.record.registration = Some(self.value(part, kv)?),
             Part::Claim(node, consumer) => {
@@ -151,7 +148,8 @@ impl Stored {
         self.rests.remove(part);
         match part {
             Part::Head => {
-                self.head = None;
+                self.past_number = None;
+                self.record.volume = Record::none(self.record.name.clone()).volume;
                 self.record.driver = None;
                 self.record.serial = 0;
                 self.record.ended_attaches = EndedAttaches::default();
@@ -176,16 +174,22 @@ impl Stored {
         }
     }
 
-    /// Makes the volume's key of its parts.
+    /// Gives a volume in creation the name that its registration has.
     pub fn finish(&mut self) {
-        let name = &self.record.name;
-        let volume = self.head.as_ref().map(|head| head.key(self.record.registration.as_ref()));
-        self.record.volume = volume.unwrap_or_else(|| Record::none(name.clone()).volume);
+        if let VolumeHandle::Creating { name } = &mut self.record.volume.handle
+            && self.past_number.is_some()
+        {
+            let registration = self.record.registration.as_ref();
+            *name = registration.map_or_else(String::new, |registration| registration.spec.name.clone());
+        }
     }
 
     /// Returns whether etcd has no key of the volume that this version knows.
     pub fn is_none(&self) -> bool {
-        self.head.is_none() && self.record.is_empty() && self.past.is_empty() && self.unreadable.is_empty()
+        self.past_number.is_none()
+            && self.record.is_empty()
+            && self.past.is_empty()
+            && self.unreadable.is_empty()
     }
 
     /// Returns the first key that cannot be believed.
@@ -197,7 +201,7 @@ impl Stored {
         if let Some((part, why)) = self.unreadable.first_key_value() {
             return Some(error(part, why.clone()));
         }
-        (self.head.is_none() && !self.is_none())
+        (self.past_number.is_none() && !self.is_none())
             .then(|| error(&Part::Head, "the volume has other keys, but not this one".into()))
     }
 
@@ -208,7 +212,7 @@ impl Stored {
 
     /// Returns the past claims with their numbers, the oldest first.
     pub fn past(&self) -> Vec<(u64, &Claim)> {
-        let newest = self.head.as_ref().map_or(0, |head| head.past_number);
+        let newest = self.past_number.unwrap_or(0);
         let number = |slot: u64| newest.checked_sub((newest % PAST + PAST - slot) % PAST);
         let mut past: Vec<_> =
             self.past.iter().filter_map(|(slot, claim)| Some((number(*slot)?, claim))).collect();
@@ -237,5 +241,42 @@ impl Stored {
             self.rests.insert(part.clone(), rest);
         }
         Ok(value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A server has all volumes of the cluster in memory.
+    #[test]
+    fn volume_in_the_lists_stays_small() {
+        let sizes = [size_of::<Stored>(), size_of::<Claim>()];
+        assert!(sizes[0] <= 1056 && sizes[1] <= 352, "{sizes:?}");
+    }
+
+    #[test]
+    fn volume_in_creation_has_the_name_of_its_registration() {
+        let (keys, name) = (Keys::new("/csid/"), csid::store::testing::samples::name("data"));
+        let mut registration = csid::store::testing::samples::record("data", &[]).registration.unwrap();
+        let mut stored = Stored::none(name.clone());
+        let put = |stored: &mut Stored, part: Part, value: serde_json::Value| {
+            let (key, value) = (keys.part(&name, &part), value.to_string().into_bytes());
+            stored.put(part, &KeyValue { key, value, mod_revision: 7, ..KeyValue::default() });
+            stored.finish();
+        };
+        put(&mut stored, Part::Head, serde_json::json!({"volume": ["local", null]}));
+        assert_eq!(stored.record.volume, VolumeKey::creating("local", ""));
+        for name in ["a name", "another"] {
+            registration.spec.name = name.into();
+            put(&mut stored, Part::Registration, serde_json::to_value(&registration).unwrap());
+            assert_eq!(stored.record.volume, VolumeKey::creating("local", name));
+        }
+        put(&mut stored, Part::Head, serde_json::json!({"volume": ["local", "v1"]}));
+        assert_eq!(stored.record.volume, VolumeKey::new("local", "v1".to_owned()));
+        stored.delete(&Part::Head);
+        stored.finish();
+        assert_eq!(stored.record.volume, Record::none(name.clone()).volume);
+        assert!(stored.unreadable(&keys).is_some(), "a volume without its head");
     }
 }

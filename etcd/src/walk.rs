@@ -148,7 +148,7 @@ impl Walk {
         let (name, kvs) = self.volume.take()?;
         let stored = Stored::read(&self.keys, &name, &kvs);
         let unreadable = stored.unreadable_parts().map(|part| text(&self.keys.part(&name, part))).collect();
-        let has_head = stored.head.is_some();
+        let has_head = stored.past_number.is_some();
         let record = Record { name, ..stored.record };
         Some(Walked::Volume(Box::new(WalkedVolume { record, has_head, unreadable, keys: self.keys.clone() })))
     }

@@ -115,7 +115,7 @@ impl Cluster {
                 },
             };
             has_begun = true;
-            let present = record.registration.as_ref().and_then(|of| of.snapshot.as_ref());
+            let present = record.registration.as_ref().and_then(|of| of.snapshot.as_deref());
             let present = present.ok_or_else(|| Error::internal("a snapshot is not in its record"))?;
             if let Some(error) = present.error.as_ref().filter(|_| present.is_over) {
                 let kind = Kind::read(&error.kind).unwrap_or(Kind::PluginError);
@@ -144,7 +144,7 @@ impl Cluster {
     /// Returns the record with a call's intent. Fails with Busy if another call has taken its place.
     async fn own_snapshot(&self, name: &VolumeName, task: &SnapshotTask) -> Result<Record> {
         let record = self.registry.record(name.clone()).await?;
-        let present = rules::registered(&record)?.snapshot.as_ref();
+        let present = rules::registered(&record)?.snapshot.as_deref();
         match present.is_some_and(|present| present.call == task.call) {
             true => Ok(record),
             false => {

@@ -2,6 +2,7 @@
 //! a plugin's limit is not counted over all its volumes.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use rusqlite::Connection;
 
@@ -15,9 +16,9 @@ pub struct HeldVolumes {
     pub names: Vec<VolumeName>,
 }
 
-/// Volumes by plugin and node.
+/// Volumes by plugin and node. A server has many volumes in memory, so their names are shared with its lists.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct HeldIndex(BTreeMap<(String, String), BTreeSet<VolumeName>>);
+pub struct HeldIndex(BTreeMap<(String, String), BTreeSet<Arc<VolumeName>>>);
 
 impl HeldIndex {
     /// Reads what the journal holds.
@@ -31,31 +32,31 @@ impl HeldIndex {
         let mut rows = statement.query([])?;
         while let Some(row) = rows.next()? {
             let name = VolumeName { namespace: row.get(2)?, volume: row.get(3)? };
-            held.0.entry((row.get(0)?, row.get(1)?)).or_default().insert(name);
+            held.0.entry((row.get(0)?, row.get(1)?)).or_default().insert(name.into());
         }
         Ok(held)
     }
 
-    /// Takes over a change of a record that is committed.
-    pub fn change(&mut self, before: &Record, after: &Record) {
+    /// Takes over a change of the record of this name that is committed.
+    pub fn change(&mut self, name: &Arc<VolumeName>, before: &Record, after: &Record) {
         if before.volume.plugin == after.volume.plugin {
-            return self.change_nodes(before, after);
+            return self.change_nodes(name, before, after);
         }
         for key in keys(before) {
             if let Some(volumes) = self.0.get_mut(&key) {
-                volumes.remove(&before.name);
+                volumes.remove(name);
                 if volumes.is_empty() {
                     self.0.remove(&key);
                 }
             }
         }
         for key in keys(after) {
-            self.0.entry(key).or_default().insert(after.name.clone());
+            self.0.entry(key).or_default().insert(name.clone());
         }
     }
 
     /// The same where the plugin stays: only the nodes of what has changed are looked at.
-    fn change_nodes(&mut self, before: &Record, after: &Record) {
+    fn change_nodes(&mut self, name: &Arc<VolumeName>, before: &Record, after: &Record) {
         let claims = before.claims.differences(&after.claims);
         let of_claims = claims.into_iter().flat_map(|(had, has)| had.into_iter().chain(has));
         let of_claims = of_claims.map(|claim| &claim.node);
@@ -66,9 +67,9 @@ impl HeldIndex {
             let holds = after.attachments.iter().any(|at| at.node == *node)
                 || after.claims.iter().any(|claim| claim.node == *node);
             if holds {
-                self.0.entry(key).or_default().insert(after.name.clone());
+                self.0.entry(key).or_default().insert(name.clone());
             } else if let Some(volumes) = self.0.get_mut(&key) {
-                volumes.remove(&after.name);
+                volumes.remove(name);
                 if volumes.is_empty() {
                     self.0.remove(&key);
                 }
@@ -81,7 +82,7 @@ impl HeldIndex {
         let volumes = self.0.get(&(plugin.to_owned(), node.to_owned()));
         volumes.map_or_else(HeldVolumes::default, |volumes| HeldVolumes {
             count: volumes.len(),
-            names: volumes.iter().take(most).cloned().collect(),
+            names: volumes.iter().take(most).map(|name| VolumeName::clone(name)).collect(),
         })
     }
 }

@@ -238,9 +238,9 @@ pub struct Registration {
     /// The last expansion of which this node has done its part for the servers of its cluster. `None`: it has done none. Servers have none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expanded_here: Option<Expansion>,
-    /// The last snapshot that servers were asked for. `None`: none. A csid has none in its journal.
+    /// The last snapshot that servers were asked for. `None`: none. A csid has none in its journal. It is large, and few volumes have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub snapshot: Option<SnapshotTask>,
+    pub snapshot: Option<Box<SnapshotTask>>,
     /// The reason why a creation or deletion does not continue. `None`: it continues.
     #[serde(default, rename = "parked", with = "or_default")]
     pub blocked: Option<Blocked>,
@@ -605,7 +605,7 @@ impl Record {
 
     /// Returns the snapshot that the servers of a cluster have yet to have made or deleted.
     pub fn wanted_snapshot(&self) -> Option<&SnapshotTask> {
-        self.registration.as_ref()?.snapshot.as_ref().filter(|task| !task.is_over)
+        self.registration.as_ref()?.snapshot.as_deref().filter(|task| !task.is_over)
     }
 
     /// Returns what nodes of a cluster owe of an expansion.

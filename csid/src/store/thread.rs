@@ -176,7 +176,7 @@ fn settle(
                 if let (Ok(()), Work::Swap(swap, _)) = (&done, &commit.work) {
                     swapped = true;
                     if let Some(held) = held {
-                        held.change(&swap.before, &swap.after);
+                        held.change(&swap.after.name.clone().into(), &swap.before, &swap.after);
                     }
                 }
                 shared.has_records.fetch_or(swapped, Ordering::AcqRel);

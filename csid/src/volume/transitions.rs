@@ -300,7 +300,7 @@ pub fn begin_snapshot(record: &mut Record, task: &SnapshotTask) -> Result<String
             Err(Error::new(Kind::Busy, format!("another snapshot of {name} is being made or deleted")))
         }
         Some(_) | None => {
-            registration.snapshot = Some(task.clone());
+            registration.snapshot = Some(task.clone().into());
             Ok(task.call.clone())
         }
     }
@@ -343,7 +343,7 @@ pub fn set_snapshot_unasked(record: &mut Record, is_unasked: bool) {
 
 /// Returns the snapshot that this call of a caller wants.
 fn snapshot_of<'a>(record: &'a mut Record, call: &str) -> Option<&'a mut SnapshotTask> {
-    let task = record.registration.as_mut()?.snapshot.as_mut()?;
+    let task = record.registration.as_mut()?.snapshot.as_deref_mut()?;
     (task.call == call && !task.is_over).then_some(task)
 }
 
