@@ -515,7 +515,7 @@ pub fn due_releases(record: &Record) -> impl Iterator<Item = Due> {
 pub(crate) fn granted(record: &Record, caller: &Identity, wanted: &Claim) -> Result<Granted> {
     let claim = record.claim_at(&wanted.consumer, &wanted.node);
     let claim = claim.ok_or_else(|| Error::internal("a claim was granted without a claim"))?;
-    let volume = Some(view::row(record, caller));
+    let volume = Some(view::granted_row(record, claim, caller));
     let attached = record.attachment(&wanted.node);
     // The context may contain a secret, so it is for the claim's node alone.
     let is_own = caller.role == Role::Node && caller.name == wanted.node;

@@ -34,21 +34,34 @@ const ERROR: usize = 512;
 /// Returns a record as this caller may see it. The maps and flags of a spec may contain a secret, so a node sees those of a volume
 /// that it has claimed, and no other caller sees any.
 pub fn row(record: &Record, caller: &Identity) -> VolumeRow {
-    let registration = record.registration.as_ref();
-    let is_own = |claim: &Claim| is_own(claim, caller);
-    // A claim that came back by its node's word may be a lie while another one excludes it.
-    let is_doubtful = |claim: &Claim| claim.adopted && excluding(record, claim).next().is_some();
-    let is_holder = record.claims.iter().any(|claim| is_own(claim) && !is_doubtful(claim));
-    let handle = &record.volume.handle;
-    let (most, queued) = match caller.role {
-        Role::Operator => (OPERATORS_CLAIMS, OPERATORS_QUEUE),
-        Role::Node | Role::Server => (CLAIMS, QUEUE),
+    let most = match caller.role {
+        Role::Operator => OPERATORS_CLAIMS,
+        Role::Node | Role::Server => CLAIMS,
     };
-    let count = record.claims.len();
-    let is_whole = count <= most;
+    let is_own = |claim: &Claim| is_own(claim, caller);
+    let is_whole = record.claims.len() <= most;
     let own = record.claims.iter().filter(|claim| is_whole || is_own(claim));
     let others = record.claims.iter().filter(|claim| !is_whole && !is_own(claim));
     let claims = own.chain(others).take(most).map(|claim| claim_row(claim, caller));
+    VolumeRow { claims: claims.collect(), ..row_without_claims(record, caller) }
+}
+
+/// Does the same for the answer to a claim. It has no other claim: with them an answer would be as long as the list of claims.
+pub fn granted_row(record: &Record, claim: &Claim, caller: &Identity) -> VolumeRow {
+    VolumeRow { claims: vec![claim_row(claim, caller)], ..row_without_claims(record, caller) }
+}
+
+/// Does the same without claims. It has their number.
+fn row_without_claims(record: &Record, caller: &Identity) -> VolumeRow {
+    let registration = record.registration.as_ref();
+    // A claim that came back by its node's word may be a lie while another one excludes it.
+    let is_doubtful = |claim: &Claim| claim.adopted && excluding(record, claim).next().is_some();
+    let is_holder = record.claims.iter().any(|claim| is_own(claim, caller) && !is_doubtful(claim));
+    let handle = &record.volume.handle;
+    let queued = match caller.role {
+        Role::Operator => OPERATORS_QUEUE,
+        Role::Node | Role::Server => QUEUE,
+    };
     VolumeRow {
         namespace: record.name.namespace.clone(),
         volume: record.name.volume.clone(),
@@ -62,9 +75,9 @@ pub fn row(record: &Record, caller: &Identity) -> VolumeRow {
         },
         owner: registration.map(|of| of.owner.clone()).unwrap_or_default(),
         spec: registration.map(|of| spec(&of.spec, is_holder)),
-        claims: claims.collect(),
+        claims: Vec::new(),
         revision: record.revision,
-        claim_count: u64::try_from(count).unwrap_or(u64::MAX),
+        claim_count: u64::try_from(record.claims.len()).unwrap_or(u64::MAX),
         capacity: registration.and_then(|of| of.capacity).unwrap_or(0),
         queue: record.queue.iter().take(queued).map(|queued| queue_row(&queued.claim)).collect(),
         queue_count: u64::try_from(record.queue.len()).unwrap_or(u64::MAX),

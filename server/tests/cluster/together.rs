@@ -133,8 +133,11 @@ async fn crowd_is_granted_in_few_transactions() {
     let answers = crowd.claim_all("shared", MANY).await;
     let (took, count) = (begun.elapsed(), crowd.transactions().await - before);
     println!("200 claims in {took:?} and {count} transactions");
-    for answer in &answers {
-        assert!(answer.is_ok(), "{answer:?}");
+    for (node, answer) in answers.iter().enumerate() {
+        let volume = answer.as_ref().unwrap().volume.as_ref().unwrap();
+        let claims: Vec<&str> = volume.claims.iter().map(|claim| claim.node.as_str()).collect();
+        assert_eq!(claims, [format!("m{node}")], "an answer has the claims of others");
+        assert!(volume.claim_count >= 1 && volume.claim_count <= 200, "{}", volume.claim_count);
     }
     assert!(took < BOUND, "{took:?}");
     // 200 changes without a failed comparison would be 200 transactions.
