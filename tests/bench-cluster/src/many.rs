@@ -15,12 +15,14 @@ impl Bench {
     pub async fn many(&mut self) -> Result<()> {
         let (nodes, each) = (self.args.nodes(), self.args.claims);
         self.stop()?;
+        // The figures are of these volumes. Other parts have made more.
+        self.raw.delete_volumes().await?;
         let names = self.new_names(nodes * each);
         let holders = self.names.clone();
         self.raw
             .write_volumes(&self.template, crate::nodes::PLAIN, &names, |n| holders.get(n / each).cloned())
             .await?;
-        let of = format!("{} claims, {} volumes", names.len(), self.volumes);
+        let of = format!("{0} claims, {0} volumes", names.len());
         for _ in 0..self.args.rounds {
             if self.site.servers[0].is_some() {
                 self.site.kill_server(0)?;

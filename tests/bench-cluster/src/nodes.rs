@@ -216,10 +216,8 @@ impl Node {
         Ok(())
     }
 
-    /// Claims a volume for the consumer `web`, at the server of the session. As csid does, it repeats the call until the servers have an
-    /// answer that stays.
-    pub async fn claim(&self, volume: &str, access_mode: &str) -> Result<()> {
-        let ask = ClaimAsk {
+    fn ask(&self, volume: &str, access_mode: &str) -> ClaimAsk {
+        ClaimAsk {
             call: format!("{}.{}", self.boot(), self.calls.fetch_add(1, Ordering::Relaxed)),
             volume: volume.into(),
             consumer: "web".into(),
@@ -231,7 +229,22 @@ impl Node {
             }),
             boot: self.boot(),
             ..ClaimAsk::default()
-        };
+        }
+    }
+
+    /// Claims a volume for no consumer, at the server of the session. The server refuses that before it looks at the volume.
+    pub async fn claim_in_vain(&self, volume: &str, access_mode: &str) -> Result<()> {
+        let ask = ClaimAsk { consumer: String::new(), ..self.ask(volume, access_mode) };
+        match self.client(self.session().await?).claim(ask).await {
+            Err(error) if error.code() == Code::InvalidArgument => Ok(()),
+            answer => bail!("{}: a claim for no consumer: {answer:?}", self.name),
+        }
+    }
+
+    /// Claims a volume for the consumer `web`, at the server of the session. As csid does, it repeats the call until the servers have an
+    /// answer that stays.
+    pub async fn claim(&self, volume: &str, access_mode: &str) -> Result<()> {
+        let ask = self.ask(volume, access_mode);
         let begun = Instant::now();
         loop {
             let server = self.session().await?;

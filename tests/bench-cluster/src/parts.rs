@@ -299,6 +299,12 @@ impl Bench {
         for name in &names {
             let floor = self.floor(CALLERS).await?;
             self.report.add("floor_per_s", floor.per_s, "");
+            let begun = Instant::now();
+            try_join_all(self.fleet.nodes.iter().map(|node| node.claim_in_vain(name, SHARED))).await?;
+            let per_s = nodes as f64 / begun.elapsed().as_secs_f64();
+            let of = format!("{nodes} nodes: {per_s:.0}/s against {:.0}/s", floor.per_s);
+            self.report.add("refused_per_s", per_s / floor.per_s, &of);
+            let revision = self.raw.revision().await?;
             let (granted, begun) = (AtomicUsize::new(0), Instant::now());
             let claiming = self.fleet.nodes.iter().map(async |node| {
                 node.claim(name, SHARED).await?;
@@ -316,6 +322,10 @@ impl Bench {
                 floor.per_s
             );
             self.report.add("one_volume_per_s", per_s / floor.per_s, &of);
+            // Beats of servers are among them.
+            let transactions = self.raw.revision().await? - revision;
+            let of = format!("{granted} claims, {transactions} transactions of etcd");
+            self.report.add("one_volume_folded", granted as f64 / transactions as f64, &of);
             if granted < nodes {
                 // Servers that still try would disturb what follows.
                 return self.stop();

@@ -14,9 +14,10 @@ use crate::load::{self, Load};
 use crate::wire::compare::{CompareTarget, TargetUnion};
 use crate::wire::kv_client::KvClient;
 use crate::wire::request_op::Request;
-use crate::wire::{Compare, KeyValue, PutRequest, RangeRequest, RequestOp, TxnRequest};
+use crate::wire::{Compare, DeleteRangeRequest, KeyValue, PutRequest, RangeRequest, RequestOp, TxnRequest};
 
 const VOLUMES: &str = "/csid/v1/vol/default/";
+const EXTERNAL: &str = "/csid/v1/ext/";
 /// The operations of a transaction: etcd takes 128.
 const OPERATIONS: usize = 120;
 /// Transactions that write volumes at the same time.
@@ -58,9 +59,8 @@ impl Raw {
 
     /// Reads the keys that begin with `prefix`.
     pub async fn below(&self, prefix: &str) -> Result<Vec<KeyValue>> {
-        let mut range_end = prefix.as_bytes().to_vec();
-        *range_end.last_mut().context("an empty prefix")? += 1;
-        let request = RangeRequest { key: prefix.into(), range_end, ..RangeRequest::default() };
+        let (key, range_end) = below(prefix)?;
+        let request = RangeRequest { key, range_end, ..RangeRequest::default() };
         Ok(self.0.clone().range(request).await?.into_inner().kvs)
     }
 
@@ -75,7 +75,7 @@ impl Raw {
             let kv = found.iter().find(is_part).with_context(|| format!("{volume} has no {part}"))?;
             Ok(String::from_utf8(kv.value.clone())?)
         };
-        let mut externals = self.below("/csid/v1/ext/").await?.into_iter();
+        let mut externals = self.below(EXTERNAL).await?.into_iter();
         let is_own = |kv: &KeyValue| String::from_utf8_lossy(&kv.value).contains(volume);
         let external = externals.find(is_own).context("no key of the plugin's volume")?;
         Ok(Template {
@@ -100,7 +100,7 @@ impl Raw {
             let named = |text: &str| text.replace(&template.volume, name);
             let external: String =
                 Sha256::digest(external_id(name)).iter().map(|byte| format!("{byte:02x}")).collect();
-            operations.push(put(format!("/csid/v1/ext/{plugin}/{external}"), named(&template.external)));
+            operations.push(put(format!("{EXTERNAL}{plugin}/{external}"), named(&template.external)));
             operations.push(put(format!("{VOLUMES}{name}/head"), named(&template.head)));
             operations.push(put(format!("{VOLUMES}{name}/reg"), named(&template.registration)));
             if let Some(node) = holder(n) {
@@ -125,6 +125,25 @@ impl Raw {
             ended?;
         }
         Ok(())
+    }
+
+    /// Deletes all volumes. No server may run.
+    pub async fn delete_volumes(&self) -> Result<()> {
+        let delete = |prefix: &str| {
+            let (key, range_end) = below(prefix)?;
+            let range = DeleteRangeRequest { key, range_end };
+            anyhow::Ok(RequestOp { request: Some(Request::RequestDeleteRange(range)) })
+        };
+        let success = vec![delete(VOLUMES)?, delete(EXTERNAL)?];
+        self.0.clone().txn(TxnRequest { success, ..TxnRequest::default() }).await?;
+        Ok(())
+    }
+
+    /// Returns etcd's revision, which each transaction that writes raises by one.
+    pub async fn revision(&self) -> Result<u64> {
+        let request = RangeRequest { key: VOLUMES.into(), ..RangeRequest::default() };
+        let header = self.0.clone().range(request).await?.into_inner().header;
+        Ok(u64::try_from(header.context("an answer of etcd has no header")?.revision)?)
     }
 
     /// Has callers compare and swap, each a head of its own, with one new claim a transaction. The values are as long as those of the
@@ -161,6 +180,13 @@ impl Raw {
         })
         .await
     }
+}
+
+/// Returns the range of the keys that begin with `prefix`.
+fn below(prefix: &str) -> Result<(Vec<u8>, Vec<u8>)> {
+    let mut end = prefix.as_bytes().to_vec();
+    *end.last_mut().context("an empty prefix")? += 1;
+    Ok((prefix.into(), end))
 }
 
 /// Returns the plugin's ID of a volume of this name.

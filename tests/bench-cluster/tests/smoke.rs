@@ -9,7 +9,7 @@ use serde_json::Value;
 /// How long the run may take on a busy machine.
 const LIMIT: Duration = Duration::from_secs(900);
 /// A figure of each part.
-const FIGURES: [&str; 13] = [
+const FIGURES: [&str; 15] = [
     "floor_per_s",
     "claims_per_s",
     "watching",
@@ -17,6 +17,8 @@ const FIGURES: [&str; 13] = [
     "attach_p50",
     "lag_ms",
     "one_volume_per_s",
+    "one_volume_folded",
+    "refused_per_s",
     "server_rss",
     "compare_s",
     "again",
