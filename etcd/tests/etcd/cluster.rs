@@ -133,16 +133,20 @@ impl Cluster {
         self.members.iter().map(Member::endpoint).collect()
     }
 
-    /// Returns the place of the leader.
+    /// Returns the place of the leader. Waits while the members choose one.
     pub async fn leader(&self) -> usize {
-        for (at, member) in self.members.iter().enumerate() {
-            if let Some(StatusResponse { header: Some(header), leader, .. }) = member.status().await
-                && header.member_id == leader
-            {
-                return at;
+        let begun = Instant::now();
+        loop {
+            for (at, member) in self.members.iter().enumerate() {
+                if let Some(StatusResponse { header: Some(header), leader, .. }) = member.status().await
+                    && header.member_id == leader
+                {
+                    return at;
+                }
             }
+            assert!(begun.elapsed() < START, "no member is the leader:\n{}", self.logs());
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        panic!("no member is the leader:\n{}", self.logs());
     }
 
     /// Starts a killed member again, on its data. Waits until it knows the leader.

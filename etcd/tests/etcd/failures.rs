@@ -63,6 +63,15 @@ async fn two_registries_lose_no_change_of_a_record() {
     }
 }
 
+/// No member is the leader for half a second.
+#[tokio::test]
+async fn leader_is_found_during_an_election() {
+    let mut cluster = Cluster::start(3, &[]).await;
+    let leader = cluster.leader().await;
+    cluster.members[leader].kill();
+    assert_ne!(cluster.leader().await, leader);
+}
+
 /// Writers go on while the leader is killed, and each change that was answered is there once.
 #[tokio::test]
 async fn killed_leader_loses_no_change() {
