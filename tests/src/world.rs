@@ -30,7 +30,7 @@ use crate::on_etcd;
 use crate::plugin::TestPlugin;
 use crate::script::{Act, Device, Lie, Rule};
 
-/// No test takes longer.
+/// No test takes longer, but for those that say so.
 const LIMIT: Duration = Duration::from_secs(600);
 /// The time within which an expected event comes on any machine. Benchmarks measure how soon it comes.
 pub const SOON: Duration = Duration::from_secs(60);
@@ -41,6 +41,10 @@ const LOG_LINES: usize = 40;
 pub struct World {
     /// The tmpfs with everything in it.
     pub dir: PathBuf,
+    /// How long the test may take.
+    pub limit: Duration,
+    /// The program of csid and its helper from their next start on. `None`: the one that cargo built for this test run.
+    pub csid_program: Option<PathBuf>,
     /// csid's environment beyond its directories.
     pub environment: BTreeMap<String, String>,
     /// The directory of the witnesses' logs, for a test that judges hosts together: ID.jsonl for a plugin. `None`: the world judges them itself.
@@ -86,16 +90,24 @@ pub fn world<F>(test: F)
 where
     F: for<'w> AsyncFnOnce(&'w mut World) + Send + 'static,
 {
+    world_within(LIMIT, test);
+}
+
+/// Runs a test, which may take so long, in a world of its own. Its panic is the caller's.
+pub fn world_within<F>(limit: Duration, test: F)
+where
+    F: for<'w> AsyncFnOnce(&'w mut World) + Send + 'static,
+{
     let directory = tempfile::Builder::new().prefix("csid-test-").tempdir().expect("a temporary directory");
     let dir = directory.path().to_owned();
     let name = std::thread::current().name().unwrap_or("world").to_owned();
     let time = Time { test: name.clone(), begun: Instant::now() };
     let thread = std::thread::Builder::new().name(name).spawn(move || {
         let _time = time;
-        let mut world = World::new(dir).expect("a world (the tests need root)");
+        let mut world = World::new(dir, limit).expect("a world (the tests need root)");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async {
-            tokio::time::timeout(LIMIT, test(&mut world)).await.expect("the test ends in time");
+            tokio::time::timeout(limit, test(&mut world)).await.expect("the test ends in time");
         });
         world.assert_breaches();
         world.assert_excuses();
@@ -198,7 +210,7 @@ pub fn refusal<T: std::fmt::Debug>(result: csid_client::Result<T>) -> (Kind, csi
 }
 
 impl World {
-    fn new(dir: PathBuf) -> std::io::Result<Self> {
+    fn new(dir: PathBuf, limit: Duration) -> std::io::Result<Self> {
         // SAFETY: file descriptors stay shared; the thread was made for this world, and nobody expects its
         // working directory or mount table to be the process'.
         unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS | UnshareFlags::FS) }?;
@@ -211,6 +223,8 @@ impl World {
         let world = World {
             servers: Servers::start(&name),
             dir,
+            limit,
+            csid_program: None,
             environment: BTreeMap::new(),
             logs: None,
             plugins: BTreeMap::new(),
@@ -477,6 +491,10 @@ impl World {
         self.held.as_ref().expect("the test holds calls")
     }
 
+    fn csid_program(&self) -> PathBuf {
+        self.csid_program.clone().unwrap_or_else(|| program("csid-under-test"))
+    }
+
     fn spawn(&mut self, environment: &[(&str, &str)]) {
         assert!(self.csid.is_none(), "csid runs already");
         self.start_helper();
@@ -495,7 +513,7 @@ impl World {
         });
         let log =
             fs::OpenOptions::new().create(true).append(true).open(self.path("csid.log")).expect("a log");
-        let mut command = child(&program("csid-under-test"));
+        let mut command = child(&self.csid_program());
         command
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
@@ -520,7 +538,7 @@ impl World {
         if self.helper.is_some() {
             return;
         }
-        let helper = helper(&program("csid-under-test"), &self.path("run"), &self.path("csid.log"));
+        let helper = helper(&self.csid_program(), &self.path("run"), &self.path("csid.log"));
         let mut helper = helper.expect("the helper's socket");
         self.helper = Some(helper.envs(self.held.iter().map(held_at)).spawn().expect("csid's helper"));
     }

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -15,11 +15,12 @@ use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
-use crate::certificates::{Pair, Purpose};
+use crate::certificates::Purpose;
 use crate::far_end::FarEnd;
 use crate::site::{
     First, Node, Refusal, SOON, Site, csictl_program, eventually, hello, open, register, release_ask,
 };
+pub use crate::site::{operator, operator_file};
 
 /// The end of a csictl.
 #[derive(Debug)]
@@ -41,21 +42,6 @@ impl Said {
         let last = self.err.lines().last().unwrap_or_default();
         serde_json::from_str(last).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
-}
-
-/// Writes an operator's file, with the keys next to it.
-pub fn operator_file(site: &Site, name: &str, pair: &Pair, servers: &[String]) -> PathBuf {
-    let directory = site.credentials(&format!("operator-{name}"), "operator", pair);
-    fs::set_permissions(directory.join("operator.key"), PermissionsExt::from_mode(0o600)).unwrap();
-    let file = directory.join("operator.toml");
-    let keys = "ca = \"ca.pem\"\ncertificate = \"operator.pem\"\nkey = \"operator.key\"\n";
-    fs::write(&file, format!("servers = {servers:?}\n{keys}")).unwrap();
-    file
-}
-
-/// Returns the file of an operator who asks all servers.
-pub fn operator(site: &Site, name: &str) -> PathBuf {
-    operator_file(site, name, &site.client_pair(&format!("csid://prod/operator/{name}")), &site.addresses)
 }
 
 /// Runs a command of csictl to its end.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::Child;
@@ -149,9 +150,23 @@ pub struct Site {
     pub environments: Vec<Vec<(&'static str, PathBuf)>>,
     /// The network namespaces of servers and links, by their names. The others run in the test's.
     pub networks: BTreeMap<String, PathBuf>,
-    /// The program of the servers from their next start on.
-    program: PathBuf,
+    /// The programs of servers and links from their next start on.
+    pub programs: Programs,
     directory: TempDir,
+}
+
+/// The programs of a release.
+#[derive(Clone)]
+pub struct Programs {
+    pub server: PathBuf,
+    pub link: PathBuf,
+}
+
+/// Those that cargo built for this test run.
+impl Default for Programs {
+    fn default() -> Self {
+        Programs { server: server_program(), link: link_program() }
+    }
 }
 
 /// A program that runs.
@@ -291,7 +306,7 @@ pub fn link_program() -> PathBuf {
 }
 
 /// Returns free addresses. Nothing else has a port at this IP address, which is this process' own.
-fn addresses(count: usize) -> Vec<SocketAddr> {
+pub fn addresses(count: usize) -> Vec<SocketAddr> {
     let [_, _, high, low] = std::process::id().to_be_bytes();
     let address = Ipv4Addr::new(127, high, low, 251);
     let listeners: Vec<_> = (0..count).map(|_| TcpListener::bind((address, 0)).unwrap()).collect();
@@ -324,11 +339,12 @@ impl Site {
 
     /// Starts servers. `section`: what their configuration says of etcd, which may be another one, and the grants.
     pub fn of(etcd: Etcd, servers: usize, keys: &str, section: &str) -> Site {
-        Site::at(etcd, &addresses(servers), BTreeMap::new(), keys, section)
+        Site::at(Programs::default(), etcd, &addresses(servers), BTreeMap::new(), keys, section)
     }
 
     /// Starts a server at each address, s0 at the first one. `networks`: as in [`Site`].
     pub fn at(
+        programs: Programs,
         etcd: Etcd,
         addresses: &[SocketAddr],
         networks: BTreeMap<String, PathBuf>,
@@ -344,7 +360,7 @@ impl Site {
             addresses: addresses.iter().map(SocketAddr::to_string).collect(),
             environments: Vec::new(),
             networks,
-            program: server_program(),
+            programs,
             directory,
         };
         for (n, address) in addresses.iter().enumerate() {
@@ -382,7 +398,7 @@ impl Site {
     /// Runs a command of csid-server to its end. Returns whether it was a success, and what it said.
     pub fn run_server(&self, n: usize, arguments: &[&str]) -> (bool, String) {
         let network = self.networks.get(&format!("s{n}"));
-        let output = command(&server_program(), network.map(PathBuf::as_path))
+        let output = command(&self.programs.server, network.map(PathBuf::as_path))
             .arg("--config")
             .arg(self.path(&format!("s{n}.toml")))
             .arg("--credentials")
@@ -395,12 +411,12 @@ impl Site {
     }
 
     pub fn start_server(&self, n: usize) -> Program {
-        self.start_server_of(&self.program, n)
+        self.start_server_of(&self.programs.server, n)
     }
 
     /// Starts all servers again as ones that are killed at the named edges which a test arms. Returns the faults of each.
     pub fn start_with_faults(&mut self) -> Vec<Fault> {
-        self.program = server_under_test();
+        self.programs.server = server_under_test();
         self.environments.resize_with(self.servers.len(), Vec::new);
         let faults: Vec<_> =
             (0..self.servers.len()).map(|n| Fault::new(self.path(&format!("fault-s{n}")))).collect();
@@ -480,7 +496,13 @@ impl Site {
         let arguments = ["--config", config.to_str().unwrap()];
         let environment = [("CREDENTIALS_DIRECTORY", keys.as_path()), ("RUNTIME_DIRECTORY", run.as_path())];
         let network = self.networks.get(name);
-        Program::start(network, &link_program(), &arguments, &environment, self.path(&format!("{name}.log")))
+        Program::start(
+            network,
+            &self.programs.link,
+            &arguments,
+            &environment,
+            self.path(&format!("{name}.log")),
+        )
     }
 
     /// Registers a volume of plugin `p` in the namespace `default`, with one access mode.
@@ -721,6 +743,21 @@ impl Refusal {
         let Failure { kind, holders, retryable, .. } = failure;
         Refusal { code: status.code(), kind, message: status.message().to_owned(), holders, retryable }
     }
+}
+
+/// Writes an operator's file, with the keys next to it.
+pub fn operator_file(site: &Site, name: &str, pair: &Pair, servers: &[String]) -> PathBuf {
+    let directory = site.credentials(&format!("operator-{name}"), "operator", pair);
+    fs::set_permissions(directory.join("operator.key"), PermissionsExt::from_mode(0o600)).unwrap();
+    let file = directory.join("operator.toml");
+    let keys = "ca = \"ca.pem\"\ncertificate = \"operator.pem\"\nkey = \"operator.key\"\n";
+    fs::write(&file, format!("servers = {servers:?}\n{keys}")).unwrap();
+    file
+}
+
+/// Returns the file of an operator who asks all servers.
+pub fn operator(site: &Site, name: &str) -> PathBuf {
+    operator_file(site, name, &site.client_pair(&format!("csid://prod/operator/{name}")), &site.addresses)
 }
 
 /// Polls until `condition` holds.

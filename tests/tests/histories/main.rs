@@ -39,7 +39,7 @@ use crate::history::{History, Line};
 use crate::host::{CLIENTS, CONTROLLER, Host, Places, host, log, node_id};
 use crate::load::{ATTACHING, Shared, Stray, VOLUMES};
 use crate::network::Network;
-use crate::site::Site;
+use crate::site::{Programs, Site};
 
 /// The hosts with clients at the start, and at the end.
 const HOSTS: [usize; 2] = [2, 5];
@@ -135,7 +135,7 @@ impl Run {
             (address, for_nodes).into()
         };
         let addresses: Vec<_> = (0..servers).map(|n| address(format!("s{n}"))).collect();
-        let mut site = Site::at(etcd, &addresses, networks, "", &section);
+        let mut site = Site::at(Programs::default(), etcd, &addresses, networks, "", &section);
         let clocks: Vec<_> = (0..servers).map(|n| Clock::new(&w.path(&format!("clock-s{n}")))).collect();
         site.environments = clocks.iter().map(|clock| clock.environment().to_vec()).collect();
         let server_faults = site.start_with_faults();

@@ -5,6 +5,7 @@ mod controllers;
 mod creations;
 mod cut_off;
 mod drained;
+mod earlier;
 mod expansions;
 mod explained;
 mod fenced;
