@@ -91,6 +91,10 @@ pub const ALL: [Fault; 23] = [
     Fault::Restore,
 ];
 
+/// The hosts and servers that [`Faults::sparing`] kills nothing of: those before these places.
+const SPARED_HOSTS: usize = 2;
+const SPARED_SERVERS: usize = 1;
+
 /// The bytes of a value that is written while a disk is full.
 const FILLER: usize = 256 << 10;
 
@@ -125,10 +129,24 @@ impl Fault {
             Fault::Restore => "restore etcd",
         }
     }
+
+    /// Whether it kills csid or the link of a host.
+    fn kills_on_host(self) -> bool {
+        matches!(self, Fault::KillCsid | Fault::KillCsidAtEdge | Fault::KillLink)
+    }
+
+    /// Whether it kills a server.
+    fn kills_server(self) -> bool {
+        matches!(self, Fault::KillServer | Fault::KillServerAtEdge)
+    }
 }
 
 pub struct Faults {
     dice: Dice,
+    /// The kinds of a round.
+    kinds: Vec<Fault>,
+    /// Whether no process of the first two hosts and of the first server is killed.
+    is_sparing: bool,
     /// The faults of this round that are still to come: each kind once in a round.
     round: Vec<Fault>,
     counts: BTreeMap<Fault, usize>,
@@ -145,6 +163,8 @@ impl Faults {
         let has_long_stops = std::env::var_os("CSID_LONG_STOPS").is_some();
         Faults {
             dice: Dice::new(seed, 0),
+            kinds: ALL.to_vec(),
+            is_sparing: false,
             round: Vec::new(),
             counts: BTreeMap::new(),
             has_long_stops,
@@ -153,24 +173,37 @@ impl Faults {
         }
     }
 
+    /// Returns faults of a few seconds that let some processes live: the first host, which has the controller, the first one with clients, and the
+    /// first server. All other faults hit them. A restore ends all servers, so there is none.
+    pub fn sparing(seed: u64) -> Faults {
+        let kinds = ALL.into_iter().filter(|fault| *fault != Fault::Restore).collect();
+        Faults { kinds, is_sparing: true, has_long_stops: false, ..Faults::new(seed) }
+    }
+
     /// Makes one fault, and ends it.
     pub async fn next(&mut self, run: &mut Run) {
         // A backup from before an earlier restore would need a word of the operator more.
         let backup = run.site.path("backup");
-        if self.backup.is_none() || self.dice.once_in(4) {
+        if self.kinds.contains(&Fault::Restore) && (self.backup.is_none() || self.dice.once_in(4)) {
             run.site.etcd.save(&backup);
             self.backup = Some(backup);
         }
         let Run { site, network, clocks, server_faults, hosts, shared, disks, .. } = run;
         if self.round.is_empty() {
-            self.round = ALL.to_vec();
+            self.round.clone_from(&self.kinds);
             self.dice.shuffle(&mut self.round);
         }
         let fault = self.round.pop().expect("a fault");
         let time = Duration::from_millis(1000 + self.dice.below(2500));
         // All attaching needs the first host.
-        let host = if self.dice.once_in(3) { 0 } else { self.dice.below(hosts.len() as u64) as usize };
-        let server = self.dice.below(site.servers.len() as u64) as usize;
+        let mut host = if self.dice.once_in(3) { 0 } else { self.dice.below(hosts.len() as u64) as usize };
+        let mut server = self.dice.below(site.servers.len() as u64) as usize;
+        if self.is_sparing && fault.kills_on_host() {
+            host = SPARED_HOSTS + self.dice.below((hosts.len() - SPARED_HOSTS) as u64) as usize;
+        }
+        if self.is_sparing && fault.kills_server() {
+            server = SPARED_SERVERS + self.dice.below((site.servers.len() - SPARED_SERVERS) as u64) as usize;
+        }
         tokio::time::sleep(Duration::from_millis(500 + self.dice.below(1500))).await;
         if BOUNDED.contains(&fault) {
             // No pause of the fault before is to be this one's.

@@ -20,6 +20,7 @@ use tokio::sync::oneshot;
 
 use crate::HOSTS;
 use crate::load::{ATTACHING, Shared, client};
+use crate::samples::mount_namespace;
 use crate::site::Node;
 
 /// The clients of each host but the first.
@@ -65,6 +66,7 @@ pub async fn host(
     shared: Arc<Shared>,
     mut orders: UnboundedReceiver<(Order, oneshot::Sender<()>)>,
 ) {
+    shared.namespaces.lock().expect("the hosts").insert(mount_namespace(), name.to_owned());
     let fault = Fault::of(w);
     let clock = Clock::new(&w.path("clock"));
     for (key, value) in clock.environment() {

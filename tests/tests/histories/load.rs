@@ -15,6 +15,7 @@ use csid_tests::world::eventually;
 
 use crate::history::{History, Line, Outcome};
 use crate::host::{CONTROLLER, Host};
+use crate::samples::Hosts;
 
 /// A volume of the load.
 #[derive(Clone, Copy, Debug)]
@@ -88,13 +89,15 @@ pub struct Shared {
     /// The claims that were granted, and the hosts that run.
     pub taken: AtomicUsize,
     pub hosts: AtomicUsize,
+    /// The hosts, by their mount namespaces.
+    pub namespaces: Hosts,
 }
 
 impl Shared {
     pub fn new(history: Arc<History>, seed: u64, held: Duration) -> Shared {
         let (stop, keeps, is_broken, taken, hosts) = Default::default();
-        let (had, strays, clients) = Default::default();
-        Shared { history, seed, held, stop, keeps, had, strays, clients, is_broken, taken, hosts }
+        let (had, strays, clients, namespaces) = Default::default();
+        Shared { history, seed, held, stop, keeps, had, strays, clients, is_broken, taken, hosts, namespaces }
     }
 }
 

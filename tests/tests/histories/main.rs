@@ -4,10 +4,12 @@
 
 mod breaks;
 mod faults;
+mod flat;
 mod history;
 mod host;
 mod load;
 mod network;
+mod samples;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CStr;
@@ -29,7 +31,7 @@ use csid_tests::cluster as site;
 use csid_tests::dice::Dice;
 use csid_tests::etcd::{Cluster as Etcd, Place};
 use csid_tests::fault::Fault as ServerFault;
-use csid_tests::world::{World, eventually, within_time, world};
+use csid_tests::world::{World, eventually, within_time, world, world_within};
 use rustix::mount::{MountFlags, mount};
 use rustix::process::Signal;
 use tokio::sync::mpsc::unbounded_channel;
@@ -106,6 +108,8 @@ struct Run {
     disks: Vec<PathBuf>,
     /// The fault that each csid has on purpose. Empty: none.
     csid_break: &'static str,
+    /// How long each host may run.
+    limit: Duration,
 }
 
 impl Run {
@@ -168,6 +172,7 @@ impl Run {
             places,
             disks,
             csid_break: "",
+            limit: w.limit,
         };
         run.start_host(CONTROLLER.to_owned());
         let row = format!("/csid/v1/plugin/{ATTACHING}");
@@ -197,9 +202,9 @@ impl Run {
         let (orders, taken) = unbounded_channel();
         let (shared, link, of) = (Arc::clone(&self.shared), node.run().to_owned(), name.clone());
         let thread = std::thread::Builder::new().name(name.clone());
-        let (csid_break, places) = (self.csid_break, self.places.clone());
+        let (csid_break, limit, places) = (self.csid_break, self.limit, self.places.clone());
         let run = move || {
-            world(async move |w| {
+            world_within(limit, async move |w| {
                 w.environment.insert("CSID_BREAK".into(), csid_break.into());
                 Box::pin(host(w, &of, &link, &places, shared, taken)).await;
             });
