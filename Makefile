@@ -47,7 +47,7 @@ run-tests: debian-packages machine-packages go $(CARGO_FUZZ) cfgd-csi deb rpm
 soak: debian-packages deb ## csid killed 10,000 times, and more that takes long (root)
 	tests/soak
 
-soak-cluster: debian-packages go ## 1,000 faults of a cluster of real processes, judged by porcupine, in rounds of 20 (root)
+soak-cluster: debian-packages go ## a cluster with an earlier release, 30 minutes in which no process grows, 1,000 faults judged by porcupine (root)
 	tests/soak-cluster
 
 check: $(CARGO_DENY) go ## format, clippy, go vet, dependencies
