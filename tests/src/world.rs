@@ -140,6 +140,12 @@ pub fn count(what: &str, number: usize) {
     let _ = writeln!(std::io::stderr(), "    {test}: {number} {what}");
 }
 
+/// Prints why this test is left out, past the capture of the test harness.
+pub fn left_out(why: &str) {
+    let test = std::thread::current().name().unwrap_or("?").to_owned();
+    let _ = writeln!(std::io::stderr(), "    {test}: left out: {why}");
+}
+
 /// Returns whether a variable of the environment is set, which makes a test's subject missing. Prints why the test is skipped then.
 pub(crate) fn is_set(variable: &str, how: &str, why: &str) -> bool {
     let is_set = std::env::var_os(variable).is_some();

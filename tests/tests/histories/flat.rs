@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use csid_tests::dice::Dice;
-use csid_tests::world::{within_time, world_within};
+use csid_tests::world::{left_out, within_time, world_within};
 
 use crate::faults::Faults;
 use crate::samples::{Life, PROGRAMS, Sampler, Verdict, WARM_UP, heading};
@@ -22,7 +22,7 @@ const MORE: Duration = Duration::from_secs(600);
 #[test]
 fn processes_stay_flat_while_faults_go_on() {
     let Ok(minutes) = std::env::var(MINUTES) else {
-        eprintln!("left out: it takes half an hour, so `make soak-cluster` runs it, with {MINUTES}=30");
+        left_out(&format!("it takes half an hour, so `make soak-cluster` runs it, with {MINUTES}=30"));
         return;
     };
     let load = Duration::from_secs(60 * minutes.parse::<u64>().expect("a number of minutes"));

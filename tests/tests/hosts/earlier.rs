@@ -12,7 +12,7 @@ use csid_client::Kind;
 use csid_tests::ask::*;
 use csid_tests::backend::{Backend, Volume as Stored};
 use csid_tests::etcd::Cluster as Etcd;
-use csid_tests::world::{World, child, eventually, refusal, world_within};
+use csid_tests::world::{World, child, eventually, left_out, refusal, world_within};
 use rustix::mount::mount_bind;
 use rustix::process::Signal;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -251,9 +251,9 @@ impl Mixed {
 #[test]
 fn earlier_release_works_in_a_rolling_upgrade() {
     let Some(earlier) = std::env::var_os(EARLIER).map(PathBuf::from) else {
-        eprintln!(
-            "left out: it needs a build of an earlier release, so `make soak-cluster` runs it, with {EARLIER}=DIRECTORY"
-        );
+        left_out(&format!(
+            "`make soak-cluster` builds an earlier release and runs it, with {EARLIER}=DIRECTORY"
+        ));
         return;
     };
     world_within(LIMIT, async move |w| {
