@@ -178,7 +178,7 @@ impl Driving {
         let mut ready = Ready::of_attachment(&after, &node_id, action, host, time)?;
         let intended = self.enter_intent(&mut after, &ready, &node_id)?;
         let Some(after) = self.cluster.swap(record, after, guards).await? else { return Ok(None) };
-        let ended = self.send_intended(&after, &mut ready, &intended).await?;
+        let ended = self.send_intended(&after, &mut ready, &intended).await;
         let unanswered = unanswered(intended.before.as_ref(), &ready, &ended.outcome);
         self.finish_attachment([record, &after], (&ready, &node_id), &ended, unanswered).await?;
         self.cluster.was_driven(&record.name);

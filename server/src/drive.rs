@@ -138,11 +138,18 @@ impl Drop for Reserved {
 
 /// An intent that this server writes, and what was there before it.
 pub(crate) struct Intended {
-    here: Here,
+    pub here: Here,
     /// When this server has begun to write it.
     begun: Instant,
     /// The driver of the call before, if that was to the same host.
     pub before: Option<Driver>,
+}
+
+impl Intended {
+    /// Returns an intent that this server, `here`, begins to write now.
+    pub fn now(here: Here, before: Option<Driver>) -> Intended {
+        Intended { here, begun: Instant::now(), before }
+    }
 }
 
 /// The host of a volume's next call.
@@ -527,31 +534,34 @@ impl Driving {
             node_id: node_id.to_owned(),
         };
         after.driver = Some(intent(before.as_ref(), &here.id, &ready.host, call, ready.message.deadline_ms));
-        Ok(Intended { here, begun: Instant::now(), before })
+        Ok(Intended::now(here, before))
     }
 
     /// Sends a call whose intent is written, and waits for its end. `sent`: the record with the intent.
-    pub(crate) async fn send_intended(
-        &self,
-        sent: &Record,
-        ready: &mut Ready,
-        intended: &Intended,
-    ) -> Result<Ended> {
+    pub(crate) async fn send_intended(&self, sent: &Record, ready: &mut Ready, intended: &Intended) -> Ended {
         ready.message.epoch = sent.revision;
-        // A server that has stood still since the intent sends nothing. It may not know yet that its lease is over.
-        let is_fresh = self.cluster.presence.here()? == intended.here && intended.begun.elapsed() < FRESH;
-        let ended = match is_fresh && !self.stops.load(Ordering::Acquire) {
-            true => self.send(ready).await,
-            false => {
-                let text = format!("a controller call to node {} was not sent in time", ready.host);
-                Ended::failed(ClaimOutcome::NotSent(None), Error::new(Kind::PluginUnavailable, text))
-            }
+        let ended = match self.refuse_late(intended, &ready.host) {
+            Ok(()) => self.send(ready).await,
+            Err(error) => Ended::failed(ClaimOutcome::NotSent(None), error),
         };
         if let Some(error) = &ended.error {
             let (host, node) = (&ready.host, &ready.effect.node);
             tracing::warn!(volume = %sent.name, host, node, %error, "a controller call has failed");
         }
-        Ok(ended)
+        ended
+    }
+
+    /// Refuses to send a call to `host` if this server has stood still since the call's intent, or stops. Its lease may be over, and another
+    /// server may have called.
+    pub(crate) fn refuse_late(&self, intended: &Intended, host: &str) -> std::result::Result<(), Error> {
+        let is_here = self.cluster.presence.here().is_ok_and(|here| here == intended.here);
+        match is_here && intended.begun.elapsed() < FRESH && !self.stops.load(Ordering::Acquire) {
+            true => Ok(()),
+            false => {
+                let text = format!("a controller call to node {host} was not sent in time");
+                Err(Error::new(Kind::PluginUnavailable, text))
+            }
+        }
     }
 
     /// Sends a call, and waits for its end.

@@ -215,7 +215,7 @@ impl Driving {
     /// Sends a call whose intent is written, and writes its outcome. `sent`: the record with the intent.
     async fn call(&self, sent: &Record, call: ClaimCall, memory: &mut Memory) -> Result<()> {
         let ClaimCall { mut ready, wish, intended, _calling } = call;
-        let ended = self.send_intended(sent, &mut ready, &intended).await?;
+        let ended = self.send_intended(sent, &mut ready, &intended).await;
         let unanswered = unanswered(intended.before.as_ref(), &ready, &ended.outcome);
         let outcome = self.finish(sent, &ready, &ended, unanswered).await?;
         self.cluster.was_driven_to(&sent.name, outcome.map(Arc::new));

@@ -21,10 +21,9 @@ use csid::store::registry::{
 use csid::volume::rules;
 use csid::{Error, Kind};
 use csid_etcd::Guard;
-use tokio::time::Instant;
 
 use crate::cluster::meta_guard;
-use crate::drive::{Driving, FRESH, NOTHING, Next, SHORT, Sent, Turn, intent};
+use crate::drive::{Driving, Intended, NOTHING, Next, SHORT, Sent, Turn, intent};
 use crate::failure::Result;
 use crate::pace::{BLOCKED, Memory, Wish};
 use crate::records::{TRIES, busy};
@@ -105,17 +104,17 @@ impl Driving {
         let (node, consumer, node_id) = Default::default();
         let driven = DrivenCall { id: call.message.call.clone(), rpc, node, consumer, node_id };
         after.driver = Some(intent(before, &here.id, host, driven, call.message.deadline_ms));
-        let begun = Instant::now();
+        let intended = Intended::now(here, before.cloned());
         let Some(after) = self.cluster.swap(record, after, guards).await? else { return Ok(None) };
         call.message.epoch = after.revision;
-        // A server that has stood still since then sends nothing. It may not know yet that its lease is over.
-        let ended = match self.cluster.presence.here()? == here && begun.elapsed() < FRESH {
-            true => match self.sent(host, &call.message).await {
-                Sent::Not(error) => VolumeEnd::Failed(VolumeFailure::not_sent(error)),
-                Sent::Ended(ended) => call.read(&after, *ended),
-                Sent::Lost => VolumeEnd::Failed(VolumeFailure::lost(host)),
-            },
-            false => VolumeEnd::Failed(VolumeFailure::lost(host)),
+        let sent = match self.refuse_late(&intended, host) {
+            Ok(()) => self.sent(host, &call.message).await,
+            Err(error) => Sent::Not(error),
+        };
+        let ended = match sent {
+            Sent::Not(error) => VolumeEnd::Failed(VolumeFailure::not_sent(error)),
+            Sent::Ended(ended) => call.read(&after, *ended),
+            Sent::Lost => VolumeEnd::Failed(VolumeFailure::lost(host)),
         };
         if let VolumeEnd::Failed(VolumeFailure { error, .. }) = &ended {
             tracing::warn!(volume = %record.name, host, call = word(rpc), %error, "a controller call has failed");

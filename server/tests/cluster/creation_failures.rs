@@ -82,6 +82,23 @@ async fn refusal_after_an_unknown_call_parks_the_creation() {
     nothing_is_left(&site).await;
 }
 
+/// The server stands still while it writes the intent, and sends nothing. So the plugin has not been asked, and its refusal is final.
+#[tokio::test]
+async fn refusal_after_an_unsent_call_ends_the_creation() {
+    let mut site = Site::start(1).await;
+    let fault = site.start_with_faults().remove(0);
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    fault.arm("intent.held");
+    let creation = creating(&site, 0, "data");
+    eventually("the server is held", async || fault.holds("intent")).await;
+    tokio::time::sleep(Duration::from_millis(5200)).await;
+    fault.disarm();
+    let call = controller.called().await;
+    controller.end(&call, refused(7)).await;
+    creation.await.unwrap().unwrap_err();
+    nothing_is_left(&site).await;
+}
+
 /// The plugin's volume is another record's.
 #[tokio::test]
 async fn volume_of_another_record_is_not_taken() {
