@@ -51,6 +51,8 @@ impl Lookout {
     pub(super) fn ask(self: &Arc<Self>, helper: &Helper, question: Question) -> ProbeAnswer {
         let (reply, answer) = oneshot::channel();
         let mut waiting = self.waiting();
+        // A caller that asks again and again, and gives up, must not make the search of all others longer.
+        waiting.questions.retain(|(_, reply)| !reply.is_closed());
         waiting.questions.push((question, reply));
         if !waiting.is_looking {
             waiting.is_looking = true;
@@ -205,6 +207,20 @@ mod tests {
         let second = at.ask(&helper, question());
         assert!(first.await.unwrap().is_err());
         assert_eq!(second.await.unwrap().unwrap(), []);
+    }
+
+    #[tokio::test]
+    async fn questions_that_are_given_up_leave_the_queue() {
+        let directory = tempfile::tempdir().unwrap();
+        let helper = helper(&directory.path().join("socket"), vec![Worker::Hangs]);
+        let at = lookout(LONG);
+        let _first = at.ask(&helper, question());
+        tokio::task::yield_now().await;
+        for _ in 0..10 {
+            drop(at.ask(&helper, question()));
+        }
+        let _kept = at.ask(&helper, question());
+        assert_eq!(at.waiting().questions.len(), 1);
     }
 
     #[tokio::test]

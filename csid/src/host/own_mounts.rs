@@ -117,6 +117,8 @@ impl KnownMounts {
     pub async fn about(&self, paths: &OwnPaths<'_>, shown: &[Shown]) -> Option<Vec<MountEntry>> {
         let question = self.asked.fetch_add(1, Ordering::AcqRel) + 1;
         let mut known = Arc::clone(&self.known).lock_owned().await;
+        // Those of a question that was given up may be old: a rename is no change of a mount.
+        known.fresh.clear();
         // Questions that waited meanwhile share a list and a read.
         let newest = self.asked.load(Ordering::Acquire);
         if known.answers == Answers::Missing {
@@ -253,7 +255,7 @@ impl Known {
             return Err(error);
         }
         self.listed_for = newest;
-        self.is_listed = true;
+        self.is_listed = !listed.is_cut;
         Ok(())
     }
 
@@ -781,6 +783,27 @@ mod tests {
             assert!(known.is_unchanged());
             assert!(known.refresh(0, BEFORE).is_err(), "the list is longer");
             assert!(!known.is_unchanged(), "the last list failed");
+        });
+    }
+
+    #[test]
+    fn facts_of_a_dropped_question_are_not_used() {
+        among(1, |root, rows, known| {
+            // From the second question on the kernel is asked for changes.
+            for _ in 0..2 {
+                assert_eq!(rows.roots(known, 0, true), only("/x"));
+            }
+            for path in &rows.paths {
+                unmount(path, UnmountFlags::empty()).unwrap();
+                mount_bind(root.join("b/x"), path).unwrap();
+            }
+            let mut dropped = known.known.blocking_lock();
+            assert!(!dropped.is_unchanged());
+            refresh(&mut dropped);
+            assert_eq!(dropped.fresh.len(), rows.paths.len());
+            drop(dropped);
+            std::fs::rename(root.join("b/x"), root.join("b/z")).unwrap();
+            assert_eq!(rows.roots(known, 0, true), only("/z"));
         });
     }
 
