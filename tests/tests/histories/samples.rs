@@ -71,6 +71,10 @@ impl Life {
         }
         let end_of_warm_up = self.samples[0].at + WARM_UP;
         let (young, old) = self.samples.split_at(self.samples.partition_point(|s| s.at < end_of_warm_up));
+        // The sampler stood still.
+        if old.len() < 4 {
+            return Verdict::NotJudged;
+        }
         let (first, last) = (&old[..old.len() / 4], &old[old.len() - old.len() / 4..]);
         let mut grows = Vec::new();
         let [before, after] = [first, last].map(median_memory);
