@@ -109,7 +109,8 @@ pub fn main_knowing(schemas: Schemas) -> ExitCode {
     }
 }
 
-#[tokio::main]
+/// One worker: a call passes through several tasks, and to wake a second worker takes longer than what each task does.
+#[tokio::main(worker_threads = 1)]
 async fn begin(arguments: Arguments, schemas: Schemas) -> Result<()> {
     csid::random::open();
     let config = Config::read(&arguments.config)?;
