@@ -2,10 +2,10 @@
 //! dropped.
 
 use std::fs::{self, Permissions};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 
@@ -133,10 +133,29 @@ impl Consumer {
         Self::after("slave", r#"cd "$1""#, &[directory.as_os_str()])
     }
 
+    /// A process that works in `directory`, in csid's own namespace until it [leaves](Self::leave).
+    pub fn before_it_leaves(directory: &Path) -> Self {
+        let script =
+            r#"cd "$1" && echo ready && read line && exec unshare --mount --propagation private sleep 3600"#;
+        let mut command = child(Path::new("sh"));
+        command.args(["-c", script, "sh"]).arg(directory).stdin(Stdio::piped());
+        Self::started(command)
+    }
+
+    /// Has a process [that works in csid's namespace](Self::before_it_leaves) leave it for a private copy.
+    pub fn leave(&mut self) {
+        self.process.stdin.take().expect("it has not left").write_all(b"\n").expect("it runs");
+    }
+
     fn after(propagation: &str, script: &str, arguments: &[&std::ffi::OsStr]) -> Self {
         let script = format!("set -e\ncd /\n{script}\necho ready\nexec sleep 3600");
         let mut command = child(Path::new("unshare"));
         command.args(["--mount", "--propagation", propagation, "sh", "-c", &script, "sh"]).args(arguments);
+        Self::started(command)
+    }
+
+    /// Starts the process, and waits until it is ready.
+    fn started(mut command: Command) -> Self {
         let mut process = command.stdout(Stdio::piped()).spawn().expect("a consumer");
         let mut line = String::new();
         let said = BufReader::new(process.stdout.take().expect("its output")).read_line(&mut line);

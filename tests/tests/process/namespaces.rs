@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use csid_client::{AccessMode, Client, Kind, MountOptions, OpenOptions, ReleaseOptions, UnmountOptions};
 use csid_tests::ask::*;
@@ -70,6 +71,28 @@ fn unmount_is_busy_while_a_copy_stays() {
         unmount(&client, "v", "job").await.unwrap();
         w.nothing_left(&client).await;
         before.end();
+    });
+}
+
+#[test]
+fn user_that_leaves_for_a_copy_during_unmount_is_found() {
+    world(async |w| {
+        let client = running(w).await;
+        let source = mounted(&client, "job", inline("v")).await;
+        let mut user = Consumer::before_it_leaves(&source);
+        let before = removals(w);
+        let asking = client.clone();
+        let unmounting = tokio::spawn(async move { unmount(&asking, "v", "job").await });
+        // csid asks for users of a busy mount for 300 ms, so it asks both before the process leaves and after.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        user.leave();
+        let (kind, error) = refusal(unmounting.await.unwrap());
+        assert_eq!(kind, Kind::Busy, "{error}");
+        assert!(error.message.contains(&user.pid().to_string()), "{error}");
+        assert_eq!(removals(w), before, "no RPC was made");
+        user.end();
+        unmount(&client, "v", "job").await.unwrap();
+        w.nothing_left(&client).await;
     });
 }
 

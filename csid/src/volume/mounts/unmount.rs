@@ -94,25 +94,19 @@ impl Executor<'_> {
         self.operation.step.set(Step::Verify);
         // The descriptor proves that nothing is mounted at the target.
         let target = row.spec.target.as_deref().filter(|_| self.target_fd.is_none());
-        let shared = self.shared;
-        let in_use = async {
-            for path in [Some(row.source.as_str()), target].into_iter().flatten().map(Path::new) {
-                if shared.host.in_use(&row.volume.plugin, path).await? {
-                    let holders = tokio::time::timeout(PATIENCE, shared.host.holders(path)).await;
-                    return Err(MountError::InUse {
-                        path: path.into(),
-                        consumer: row.key.consumer.clone(),
-                        processes: holders.unwrap_or_default(),
-                    }
-                    .into());
+        for path in [Some(row.source.as_str()), target].into_iter().flatten().map(Path::new) {
+            if self.shared.host.in_use(&row.volume.plugin, path).await? {
+                let holders = tokio::time::timeout(PATIENCE, self.shared.host.holders(path)).await;
+                return Err(MountError::InUse {
+                    path: path.into(),
+                    consumer: row.key.consumer,
+                    processes: holders.unwrap_or_default(),
                 }
+                .into());
             }
-            Ok::<_, Error>(())
-        };
-        // The helper answers both at once. The first refusal does not wait for the second answer, and comes first.
-        let elsewhere = async { Ok(self.refuse_while_elsewhere(&row).await) };
-        let ((), elsewhere) = tokio::try_join!(in_use, elsewhere)?;
-        elsewhere
+        }
+        // The search begins after the last of these answers: a user may leave csid's namespace for a copy of it meanwhile.
+        self.refuse_while_elsewhere(&row).await
     }
 
     /// Returns Busy while another mount namespace, or another path of csid's own, shows the file system or device of the row's mount
