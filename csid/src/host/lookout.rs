@@ -32,6 +32,13 @@ struct Waiting {
     worker: Option<SearchWorker>,
 }
 
+impl Waiting {
+    /// Removes the questions whose callers no longer wait.
+    fn drop_given_up(&mut self) {
+        self.questions.retain(|(_, reply)| !reply.is_closed());
+    }
+}
+
 type ProbeReply = oneshot::Sender<Result<Vec<MountElsewhere>, HostError>>;
 pub(super) type ProbeAnswer = oneshot::Receiver<Result<Vec<MountElsewhere>, HostError>>;
 
@@ -51,8 +58,8 @@ impl Lookout {
     pub(super) fn ask(self: &Arc<Self>, helper: &Helper, question: Question) -> ProbeAnswer {
         let (reply, answer) = oneshot::channel();
         let mut waiting = self.waiting();
-        // A caller that asks again and again, and gives up, must not make the search of all others longer.
-        waiting.questions.retain(|(_, reply)| !reply.is_closed());
+        // A caller that asks again and again, and gives up, must not fill the queue.
+        waiting.drop_given_up();
         waiting.questions.push((question, reply));
         if !waiting.is_looking {
             waiting.is_looking = true;
@@ -86,6 +93,7 @@ impl Looking {
         loop {
             let batch = {
                 let mut waiting = self.at.waiting();
+                waiting.drop_given_up();
                 if waiting.questions.is_empty() {
                     waiting.is_looking = false;
                     waiting.worker = worker;
