@@ -484,6 +484,7 @@ impl Known {
         has_read: bool,
     ) -> Result<Option<Vec<MountEntry>>> {
         let is_read_since = has_read || self.read.is_some_and(|read| read.read_for >= question);
+        let has_fresh = !self.fresh.is_empty();
         let asked = match paths.homes.is_empty() {
             true => self.ask_each(paths)?,
             false => self.ask_some(paths, is_read_since, has_read)?,
@@ -538,6 +539,13 @@ impl Known {
         for (id, may_show) in others {
             match self.entry(id)? {
                 Some(entry) => {
+                    let known = self.mounts.get(id).map(|facts| &facts.root);
+                    let is_renamed =
+                        known.is_some_and(|root| !root.as_os_str().is_empty() && **root != *entry.root);
+                    // The list's answers are older than a rename of this directory, and it may be the volume's.
+                    if has_fresh && is_renamed {
+                        return Ok(None);
+                    }
                     let is_own = paths.have_exactly(entry.path.as_os_str());
                     found.insert(id, (entry, is_own));
                 }
