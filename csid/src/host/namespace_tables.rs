@@ -15,8 +15,6 @@ use crate::host::table::MountEntry;
 #[derive(Default)]
 pub(super) struct Known {
     mounts: HashMap<u64, Vec<KnownMount>>,
-    /// The id of csid's own namespace. 0: no search has listed it yet.
-    own: u64,
     /// Mounts that were asked for, by all searches.
     learned: u64,
 }
@@ -50,17 +48,8 @@ impl Known {
         self.learned
     }
 
-    /// Returns the other namespaces that the last search found, the ones with the fewest mounts first.
-    fn others(&self) -> Vec<u64> {
-        let others = self.mounts.iter().filter(|(id, _)| **id != self.own);
-        let mut others: Vec<(usize, u64)> = others.map(|(id, mounts)| (mounts.len(), *id)).collect();
-        others.sort_unstable();
-        others.into_iter().map(|(_, id)| id).collect()
-    }
-
-    /// Notes the namespaces that are there, and forgets what is known of others.
-    fn note_listed(&mut self, own: u64, others: &[u64]) {
-        self.own = own;
+    /// Forgets what is known of namespaces that are gone.
+    fn retain(&mut self, own: u64, others: &[u64]) {
         let alive: BTreeSet<u64> = others.iter().copied().chain([own]).collect();
         self.mounts.retain(|id, _| alive.contains(id));
     }
@@ -204,9 +193,10 @@ pub(super) fn search(
     let mut found: Vec<(u64, ForeignMount)> = Vec::new();
     let mut unsearched: Vec<u64> = Vec::new();
     let mut searched: BTreeSet<u64> = BTreeSet::new();
-    // The namespaces of the last search are searched before they are listed. A search ends with a list that shows no other one.
-    let mut new = known.others();
-    let mut lists = 0;
+    let (_, mut new) = list()?;
+    let mut lists = 1;
+    // A search ends with a second list that shows no other namespace. One list may lack a namespace and its copy, which a process of it has
+    // just made: the kernel's ids do not rise with time (Linux 6.18).
     let (own, others) = loop {
         let gone = in_namespaces(
             &new,
@@ -224,12 +214,11 @@ pub(super) fn search(
         if others.iter().any(|namespace| gone.contains(namespace)) {
             return Err(hidden());
         }
-        known.note_listed(own, &others);
+        known.retain(own, &others);
         new.clear();
         new.extend(others.iter().filter(|namespace| !searched.contains(namespace)));
         // Copies that go along with csid's own unmount are no answer yet. Only a namespace that is not searched is.
-        let is_answered = lists > 1 && !unsearched.is_empty();
-        if new.is_empty() || is_answered || lists == LISTS {
+        if new.is_empty() || !unsearched.is_empty() || lists == LISTS {
             unsearched.append(&mut new);
             break (own, others);
         }
