@@ -246,6 +246,7 @@ impl Host {
             let name = match holder {
                 Holder::Process(process) => described(process),
                 Holder::Namespace(inode) => format!("mount namespace mnt:[{inode}] without a process"),
+                Holder::Ended => "a mount namespace that has just ended".to_owned(),
             };
             if is_found { name } else { format!("{name}, whose mounts are too many to search") }
         };

@@ -248,16 +248,16 @@ pub(super) fn search(
     }
     let wanted = found.iter().map(|(namespace, _)| *namespace).chain(unsearched.iter().copied());
     let holders = holders(wanted.collect(), known, TO_NAME)?;
-    let mut answers = search.answers(found.into_iter().filter_map(|(namespace, mut found)| {
-        found.copy.holder = *holders.get(&namespace)?;
-        Some(found)
+    // The last process of a namespace may have left it for a copy of it, so a namespace that has ended since is an answer.
+    let holder = |namespace: u64| holders.get(&namespace).copied().unwrap_or(Holder::Ended);
+    let mut answers = search.answers(found.into_iter().map(|(namespace, mut found)| {
+        found.copy.holder = holder(namespace);
+        found
     }));
-    for (namespace, holder) in
-        unsearched.iter().filter_map(|namespace| Some((namespace, holders.get(namespace)?)))
-    {
+    for namespace in unsearched {
         for (answer, question) in answers.iter_mut().zip(search.questions) {
-            if !plugins.are_in(*namespace, &question.but_of, known) {
-                answer.push(MountElsewhere::unsearched(*holder));
+            if !plugins.are_in(namespace, &question.but_of, known) {
+                answer.push(MountElsewhere::unsearched(holder(namespace)));
             }
         }
     }

@@ -291,6 +291,8 @@ pub enum Holder {
     Process(u32),
     /// A file or a descriptor: no process is in the namespace with this inode.
     Namespace(u64),
+    /// The namespace was searched, and has ended before its holder was known.
+    Ended,
 }
 
 /// A mount of a volume in another namespace.

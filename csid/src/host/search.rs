@@ -318,6 +318,29 @@ mod tests {
     }
 
     #[test]
+    fn namespace_that_ends_after_its_search_is_found() {
+        apart("host::search::tests::namespace_that_ends_after_its_search_is_found", || {
+            let questions = [question(&[])];
+            let copy = std::cell::Cell::new(Some(Consumer::new("private", "")));
+            let is_searched = std::cell::Cell::new(false);
+            let list = || {
+                let listed = statmount::namespaces();
+                // Its process may have left it for a copy, in which nothing has searched.
+                if is_searched.replace(true) {
+                    drop(copy.take());
+                }
+                listed
+            };
+            let mut search = Search::new(&questions);
+            let found =
+                namespace_tables::search(&mut search, list, &mut Known::default(), &Budget::new()).unwrap();
+            let of_copy =
+                MountElsewhere { holder: Holder::Ended, path: Some(VOLUME.into()), read_only: false };
+            assert_eq!(found, [vec![of_copy]]);
+        });
+    }
+
+    #[test]
     fn listed_namespace_that_shows_nothing_is_refused() {
         apart("host::search::tests::listed_namespace_that_shows_nothing_is_refused", || {
             let questions = [question(&[])];
