@@ -14,7 +14,7 @@ use csi_proto::cluster::v1::{
 use csid_client::Kind;
 use csid_tests::ask::*;
 use csid_tests::kernel::{forget_peak, peak_kib, resident_kib};
-use csid_tests::world::{refusal, world};
+use csid_tests::world::{eventually, refusal, world};
 use futures_util::{Stream, StreamExt, stream};
 use tokio::net::UnixListener;
 use tokio::sync::Notify;
@@ -206,5 +206,31 @@ fn answers_of_a_lying_server_take_little_memory() {
         assert!(mib < 512, "the answers to 48 calls took {mib} MiB");
         assert!(w.status().contains("joined at s1:7443"), "{}", w.status());
         serving.abort();
+    });
+}
+
+/// The server's answer to the end of a claim is lost. The next consumer of the same host is not refused for what has ended.
+#[test]
+fn claim_after_an_owed_one_asks_the_servers() {
+    world(async |w| {
+        let mut site = one_server(&["data"]).await;
+        let (client, link) = n1(w, &site).await;
+        let ask = VolumeAsk { namespace: NAMESPACE.into(), volume: "data".into(), ..VolumeAsk::default() };
+        let lying = Lying::default();
+        *lying.volume.lock().unwrap() = Some(site.operator(0, "all").volume(ask).await.unwrap().into_inner());
+        site.servers[0].kill();
+        let socket = link.run().join("s9:7443");
+        let serving = lying.start(&socket);
+        eventually("the node has joined", async || w.status().contains("joined at s9:7443")).await;
+        mount_registered(&client, "data", "web").await.unwrap();
+        unmount(&client, "data", "web").await.unwrap();
+        assert_eq!(claims(&client).await.len(), 1, "the server has not taken its end");
+
+        lying.takes.store(true, Ordering::Relaxed);
+        claim(&client, "data", "other").await.unwrap();
+        assert_eq!(*lying.said.lock().unwrap(), ["end of web"]);
+        release(&client, "data", "other").await.unwrap();
+        serving.abort();
+        w.nothing_left(&client).await;
     });
 }

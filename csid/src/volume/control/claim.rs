@@ -26,7 +26,9 @@ use crate::volume::errors::volume::VolumeError;
 use crate::volume::events::claim as claim_events;
 use crate::volume::lifecycle::{enter_attach_secrets, past};
 use crate::volume::model::claim;
-use crate::volume::model::claim::{ClaimAction, ClaimEffect, ClaimEvent, ClaimNext, ClaimOutcome, Claims};
+use crate::volume::model::claim::{
+    ClaimAction, ClaimEffect, ClaimEvent, ClaimNext, ClaimOutcome, ClaimRefusal, Claims,
+};
 use crate::volume::model::subject::{ClaimKey, Subject};
 use crate::volume::operation::request::ServersAnswer;
 use crate::volume::operation::running::Unfinished;
@@ -73,14 +75,10 @@ impl<S: Site> Engine<'_, S> {
             && (is_owed(&record, &wanted.consumer)
                 || present.uid == wanted.uid && (present.releasing || present.state != ClaimState::Taken))
         {
-            let left = self.leave(&mut record, &wanted.consumer.clone()).await;
-            left.map_err(|source| match source.kind {
-                // Nothing is left here, and the servers do not know it yet.
-                Kind::Unavailable => source,
-                _ => OperationError::Unsettled { source }.into(),
-            })?;
-            // With its last claim a record loses the registration of the servers.
-            record = self.registered_as_mine(name).await?;
+            record = self.leave_before(record, &wanted.consumer).await?;
+        }
+        while let Some(owed) = self.owed_in_the_way(&record, wanted) {
+            record = self.leave_before(record, &owed).await?;
         }
         let mut beside = self.claims(&record);
         let is_new = beside.claim(&wanted.consumer).is_none();
@@ -128,6 +126,30 @@ impl<S: Site> Engine<'_, S> {
                 Err(undo) => Err(OperationError::UndoneLater { source: error, undo }.into()),
             },
         }
+    }
+
+    /// Returns a consumer of this node whose claim is in the way of a new one, though nothing of it is left here. The servers may know that
+    /// already, and their answer be lost.
+    fn owed_in_the_way(&self, record: &Record, wanted: &Claim) -> Option<String> {
+        let is_new = record.claim(&wanted.consumer).is_none();
+        if !is_new
+            || !matches!(claim::admit(&self.claims(record), wanted), Err(ClaimRefusal::Conflict { .. }))
+        {
+            return None;
+        }
+        let mut consumers = record.claims.iter().map(|claim| &claim.consumer);
+        consumers.find(|consumer| is_owed(record, consumer)).cloned()
+    }
+
+    /// Ends a claim of this node, for one that is taken after it. Returns the record without it.
+    async fn leave_before(&mut self, mut record: Record, consumer: &str) -> Result<Record> {
+        self.leave(&mut record, consumer).await.map_err(|source| match source.kind {
+            // Nothing is left here, and the servers do not know it yet.
+            Kind::Unavailable => source,
+            _ => OperationError::Unsettled { source }.into(),
+        })?;
+        // With its last claim a record loses the registration of the servers.
+        self.registered_as_mine(&record.name.clone()).await
     }
 
     /// Binds an existing claim to the unit or connection of a repeated call, which is otherwise the same. This is the last step
