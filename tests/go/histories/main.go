@@ -320,16 +320,20 @@ func main() {
 	}
 	result := porcupine.CheckOperationsTimeout(volumes, operations, patience)
 	fmt.Printf("porcupine: %s, %d operations\n", result, len(operations))
-	switch result {
-	case porcupine.Ok:
-	case porcupine.Illegal:
-		for _, part := range volumes.Partition(operations) {
-			if result, info := porcupine.CheckOperationsVerbose(volumes, part, patience); result == porcupine.Illegal {
-				fmt.Printf("not linearizable: %s\n%s", part[0].Input.(operation).volume, obstacle(part, slices.Concat(info.PartialLinearizationsOperations()...)))
-			}
-		}
-		os.Exit(1)
-	default:
-		os.Exit(2)
+	if result == porcupine.Ok {
+		return
 	}
+	for _, part := range volumes.Partition(operations) {
+		result, info := porcupine.CheckOperationsVerbose(volumes, part, patience)
+		if result == porcupine.Ok {
+			continue
+		}
+		what := "not linearizable"
+		if result == porcupine.Unknown {
+			what = fmt.Sprintf("not decided within %s", patience)
+		}
+		orders := slices.Concat(info.PartialLinearizationsOperations()...)
+		fmt.Printf("%s: %s\n%s", what, part[0].Input.(operation).volume, obstacle(part, orders))
+	}
+	os.Exit(1)
 }
