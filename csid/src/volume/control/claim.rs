@@ -26,9 +26,7 @@ use crate::volume::errors::volume::VolumeError;
 use crate::volume::events::claim as claim_events;
 use crate::volume::lifecycle::{enter_attach_secrets, past};
 use crate::volume::model::claim;
-use crate::volume::model::claim::{
-    ClaimAction, ClaimEffect, ClaimEvent, ClaimNext, ClaimOutcome, ClaimRefusal, Claims,
-};
+use crate::volume::model::claim::{ClaimAction, ClaimEffect, ClaimEvent, ClaimNext, ClaimOutcome, Claims};
 use crate::volume::model::subject::{ClaimKey, Subject};
 use crate::volume::operation::request::ServersAnswer;
 use crate::volume::operation::running::Unfinished;
@@ -75,10 +73,26 @@ impl<S: Site> Engine<'_, S> {
             && (is_owed(&record, &wanted.consumer)
                 || present.uid == wanted.uid && (present.releasing || present.state != ClaimState::Taken))
         {
-            record = self.leave_before(record, &wanted.consumer).await?;
+            let left = self.leave(&mut record, &wanted.consumer.clone()).await;
+            left.map_err(|source| match source.kind {
+                // Nothing is left here, and the servers do not know it yet.
+                Kind::Unavailable => source,
+                _ => OperationError::Unsettled { source }.into(),
+            })?;
+            // With its last claim a record loses the registration of the servers.
+            record = self.registered_as_mine(name).await?;
         }
-        while let Some(owed) = self.owed_in_the_way(&record, wanted) {
-            record = self.leave_before(record, &owed).await?;
+        for owed in owed_in_the_way(&record, wanted) {
+            match self.leave_briefly(&mut record, &owed).await {
+                Ok(()) => record = self.registered_as_mine(name).await?,
+                // It is not known whether the claim is still in the way. A caller that waits for that goes on waiting.
+                Err(error)
+                    if error.kind == Kind::Unavailable && self.site.operation().waits_until.is_none() =>
+                {
+                    return Err(error);
+                }
+                Err(_) => break,
+            }
         }
         let mut beside = self.claims(&record);
         let is_new = beside.claim(&wanted.consumer).is_none();
@@ -126,30 +140,6 @@ impl<S: Site> Engine<'_, S> {
                 Err(undo) => Err(OperationError::UndoneLater { source: error, undo }.into()),
             },
         }
-    }
-
-    /// Returns a consumer of this node whose claim is in the way of a new one, though nothing of it is left here. The servers may know that
-    /// already, and their answer be lost.
-    fn owed_in_the_way(&self, record: &Record, wanted: &Claim) -> Option<String> {
-        let is_new = record.claim(&wanted.consumer).is_none();
-        if !is_new
-            || !matches!(claim::admit(&self.claims(record), wanted), Err(ClaimRefusal::Conflict { .. }))
-        {
-            return None;
-        }
-        let mut consumers = record.claims.iter().map(|claim| &claim.consumer);
-        consumers.find(|consumer| is_owed(record, consumer)).cloned()
-    }
-
-    /// Ends a claim of this node, for one that is taken after it. Returns the record without it.
-    async fn leave_before(&mut self, mut record: Record, consumer: &str) -> Result<Record> {
-        self.leave(&mut record, consumer).await.map_err(|source| match source.kind {
-            // Nothing is left here, and the servers do not know it yet.
-            Kind::Unavailable => source,
-            _ => OperationError::Unsettled { source }.into(),
-        })?;
-        // With its last claim a record loses the registration of the servers.
-        self.registered_as_mine(&record.name.clone()).await
     }
 
     /// Binds an existing claim to the unit or connection of a repeated call, which is otherwise the same. This is the last step
@@ -268,8 +258,10 @@ impl<S: Site> Engine<'_, S> {
 
     /// Releases a claim for a caller that does not wait for a server of the cluster.
     async fn leave_briefly(&mut self, record: &mut Record, consumer: &str) -> Result<()> {
-        self.is_brief = true;
-        self.leave(record, consumer).await
+        let was_brief = std::mem::replace(&mut self.is_brief, true);
+        let left = self.leave(record, consumer).await;
+        self.is_brief = was_brief;
+        left
     }
 
     /// Releases a claim completely, or as far as the time allows.
@@ -580,6 +572,20 @@ fn is_of_servers(registration: &Registration) -> bool {
 fn is_owed(record: &Record, consumer: &str) -> bool {
     let owed = |claim: &Claim| claim.state == ClaimState::ControllerDetached && claim.grant.is_some();
     record.claim(consumer).is_some_and(owed)
+}
+
+/// Returns the consumers of this node whose claims alone are in the way of a new one, though nothing of them is left here. The servers may know
+/// that already, and their answer be lost.
+fn owed_in_the_way(record: &Record, wanted: &Claim) -> Vec<String> {
+    let consumers = || record.claims.iter().map(|claim| &claim.consumer);
+    let is_new = record.claim(&wanted.consumer).is_none();
+    if !is_new || !consumers().any(|consumer| is_owed(record, consumer)) {
+        return Vec::new();
+    }
+    let in_the_way = record.claims.iter().filter(|claim| claim::conflict(claim, wanted));
+    let (owed, held): (Vec<_>, Vec<_>) =
+        in_the_way.map(|claim| claim.consumer.clone()).partition(|consumer| is_owed(record, consumer));
+    if held.is_empty() { owed } else { Vec::new() }
 }
 
 /// Returns whether the step acknowledges a claim to its consumer. A claim that a Mount takes is acknowledged with the mount.
