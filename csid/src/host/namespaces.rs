@@ -291,7 +291,7 @@ pub enum Holder {
     Process(u32),
     /// A file or a descriptor: no process is in the namespace with this inode.
     Namespace(u64),
-    /// The namespace was searched, and has ended before its holder was known.
+    /// The namespace has ended before its holder was known.
     Ended,
 }
 

@@ -209,7 +209,7 @@ fn answers_of_a_lying_server_take_little_memory() {
     });
 }
 
-/// The server's answer to the end of a claim is lost. The next consumer of the same host is not refused for what has ended.
+/// The server has refused the end of a claim, and takes it now. The next consumer of the same host is not refused for what has ended.
 #[test]
 fn claim_after_an_owed_one_asks_the_servers() {
     world(async |w| {
