@@ -791,7 +791,7 @@ csi_code csi_release(struct csi_client *client,
  *   members. CSI_E_DISCONNECTED: csid cannot be reached. CSI_E_DEADLINE: no connection within timeout_usec.
  *   CSI_E_INTERNAL: no thread could be started.
  *
- * Threads: any thread; blocks up to timeout_usec and cannot be cancelled.
+ * Threads: any thread; blocks up to timeout_usec, up to a second more if it fails, and cannot be cancelled.
  */
 csi_code csi_client_open(const struct csi_client_options *options,
                          struct csi_client **client,
@@ -813,7 +813,7 @@ struct csi_client *csi_client_ref(struct csi_client *client);
  *
  * @param client  The client. NULL does nothing. In a forked child nothing happens.
  *
- * Threads: any thread; the last reference may block for a second while cancellations are sent.
+ * Threads: any thread; the last reference may block for two seconds while cancellations are sent.
  */
 void csi_client_unref(struct csi_client *client);
 

@@ -55,7 +55,7 @@ unsafe impl Extensible for csi_client_options {}
 ///   members. CSI_E_DISCONNECTED: csid cannot be reached. CSI_E_DEADLINE: no connection within timeout_usec.
 ///   CSI_E_INTERNAL: no thread could be started.
 ///
-/// Threads: any thread; blocks up to timeout_usec and cannot be cancelled.
+/// Threads: any thread; blocks up to timeout_usec, up to a second more if it fails, and cannot be cancelled.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_client_open(
     options: *const csi_client_options,
@@ -105,7 +105,7 @@ pub unsafe extern "C" fn csi_client_ref(client: *mut csi_client) -> *mut csi_cli
 ///
 /// @param client  The client. NULL does nothing. In a forked child nothing happens.
 ///
-/// Threads: any thread; the last reference may block for a second while cancellations are sent.
+/// Threads: any thread; the last reference may block for two seconds while cancellations are sent.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_client_unref(client: *mut csi_client) {
     plain("csi_client_unref", (), || {
@@ -180,12 +180,21 @@ impl csi_client {
                 tokio::time::sleep(Duration::from_millis(2)).await;
                 let _ = tokio::time::timeout(LAST_WORDS, last.write()).await;
             });
+            // Dropping the runtime would wait as long as a look-up of a bus's host name takes.
+            runtime.shutdown_timeout(LAST_WORDS);
         };
         let thread = without_signals(|| std::thread::Builder::new().name("libcsi".to_owned()).spawn(run));
         let thread = thread.map_err(|error| unavailable(&error))?;
         // The thread itself is never late.
-        let late = || Err(csi_error::new(CSI_E_INTERNAL, "libcsi's thread died"));
-        let (runtime, session) = opened.take(timeout.saturating_add(LAST_WORDS * 10)).unwrap_or_else(late)?;
+        let (runtime, session) = match opened.take(timeout.saturating_add(LAST_WORDS * 10)) {
+            Some(Ok(opened)) => opened,
+            Some(Err(error)) => {
+                // The program may unload libcsi once it has the error.
+                let _ = thread.join();
+                return Err(error);
+            }
+            None => return Err(csi_error::new(CSI_E_INTERNAL, "libcsi's thread died")),
+        };
         Ok(Self {
             process: process::id(),
             runtime,

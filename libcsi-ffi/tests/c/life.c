@@ -228,9 +228,30 @@ void forked(void)
     csi_client_unref(client);
 }
 
+static void open_nothing(void)
+{
+    csi_client *client = NULL;
+    csi_client_options options = {.struct_size = sizeof options, .address = "/nonexistent/csid"};
+    FAILS(CSI_E_DISCONNECTED, csi_client_open(&options, &client, &error));
+    CHECK(client == NULL);
+}
+
+/* A client that could not be opened leaves no thread: the thread's runtime has descriptors. */
+static void unopened(void)
+{
+    /* The first client opens what all of the process share. */
+    open_nothing();
+    int before = descriptors();
+    for (int i = 0; i < 50; i++) {
+        open_nothing();
+        CHECK(descriptors() == before);
+    }
+}
+
 /* A client that is closed ends what waits for it; csid goes on. */
 void closing(void)
 {
+    unopened();
     csi_client *client = open_client(), *other = open_client();
     csi_events *events = NULL;
     csi_event *event = NULL;
