@@ -57,8 +57,8 @@ const JUDGED: [u8; 6] = [18, 21, 22, 24, 25, 34];
 /// The same, where a controller attaches.
 const JUDGED_OF_CONTROLLERS: [u8; 2] = [20, 23];
 
-/// The disk of a member of etcd. Two files of its log have 64 MB each.
-const DISK: &CStr = c"size=256m";
+/// The disk of a member of etcd. In half an hour of load its log has up to four files of 64 MB.
+const DISK: &CStr = c"size=512m";
 /// How long no claim may be granted after a fault of [`faults::BOUNDED`] while callers wait.
 const BOUND: Duration = Duration::from_secs(5);
 
