@@ -114,12 +114,64 @@ pub(crate) struct Reserved {
 
 impl Reserved {
     /// Takes the place out, for the task that begins.
-    pub fn take(mut self) -> Option<(Arc<Driving>, Memory, OwnedSemaphorePermit)> {
+    pub fn take(mut self) -> Option<(VolumeTask, Memory)> {
         let place = self.place.take()?;
         if let Some(taken) = self.driving.table().get_mut(&self.name) {
             *taken = Place::Runs { again: matches!(taken, Place::Reserved { again: true }) };
         }
-        Some((self.driving.clone(), std::mem::take(&mut self.memory), place))
+        let (driving, name) = (self.driving.clone(), self.name.clone());
+        Some((VolumeTask { driving, name, _place: place }, std::mem::take(&mut self.memory)))
+    }
+}
+
+/// The task of a volume. If it panics, the volume rests, and a later task gives up what this one has left.
+pub(crate) struct VolumeTask {
+    pub driving: Arc<Driving>,
+    name: VolumeName,
+    _place: OwnedSemaphorePermit,
+}
+
+impl VolumeTask {
+    /// Acts for a volume until nothing is left to do here.
+    pub async fn drive(self, mut memory: Memory, mut written: Option<Box<Record>>) {
+        let VolumeTask { driving, name, .. } = &self;
+        loop {
+            if driving.stops.load(Ordering::Acquire) {
+                driving.table().remove(name);
+                return;
+            }
+            let is_written = written.is_some();
+            let rest = match driving.turn(name, &mut memory, written.take()).await {
+                Ok(Turn::Again) => continue,
+                // Others may have changed the record since this server has written it.
+                Ok(Turn::Rest(_)) if is_written => continue,
+                Ok(Turn::Wait(time)) => {
+                    tokio::time::sleep(time).await;
+                    continue;
+                }
+                Ok(Turn::Rest(time)) => time,
+                Err(error) => {
+                    tracing::warn!(volume = %name, %error, "a volume's controller cannot be called now");
+                    // A change that could not be read is none to begin for at once.
+                    memory.seen = u64::MAX;
+                    OTHERS
+                }
+            };
+            if driving.is_over(name, rest, &mut memory) {
+                return;
+            }
+        }
+    }
+}
+
+impl Drop for VolumeTask {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            // The record may be as it was.
+            let memory = Memory { seen: u64::MAX, ..Memory::default() };
+            let rests = Place::Rests(Instant::now() + OTHERS, memory);
+            self.driving.table().insert(self.name.clone(), rests);
+        }
     }
 }
 
@@ -289,7 +341,8 @@ impl Driving {
         }
         let runs = Place::Runs { again: false };
         let Some(Rested { memory, place, .. }) = self.take_place(&mut table, name, runs) else { return };
-        tokio::spawn(self.clone().drive(name.clone(), memory, written, place));
+        let task = VolumeTask { driving: self.clone(), name: name.clone(), _place: place };
+        tokio::spawn(task.drive(memory, written));
     }
 
     /// Takes the place of a volume that has no task. `None`: tasks have all places of this server.
@@ -332,42 +385,6 @@ impl Driving {
         }
         table.insert(name.clone(), Place::Rests(Instant::now() + rest, std::mem::take(memory)));
         true
-    }
-
-    /// Acts for a volume until nothing is left to do here.
-    pub(crate) async fn drive(
-        self: Arc<Self>,
-        name: VolumeName,
-        mut memory: Memory,
-        mut written: Option<Box<Record>>,
-        _place: OwnedSemaphorePermit,
-    ) {
-        loop {
-            if self.stops.load(Ordering::Acquire) {
-                self.table().remove(&name);
-                return;
-            }
-            let is_written = written.is_some();
-            let rest = match self.turn(&name, &mut memory, written.take()).await {
-                Ok(Turn::Again) => continue,
-                // Others may have changed the record since this server has written it.
-                Ok(Turn::Rest(_)) if is_written => continue,
-                Ok(Turn::Wait(time)) => {
-                    tokio::time::sleep(time).await;
-                    continue;
-                }
-                Ok(Turn::Rest(time)) => time,
-                Err(error) => {
-                    tracing::warn!(volume = %name, %error, "a volume's controller cannot be called now");
-                    // A change that could not be read is none to begin for at once.
-                    memory.seen = u64::MAX;
-                    OTHERS
-                }
-            };
-            if self.is_over(&name, rest, &mut memory) {
-                return;
-            }
-        }
     }
 
     /// Does one thing for a volume. `written`: its record as this server has written it, perhaps an old one. Each change compares the record's

@@ -201,14 +201,14 @@ impl Driving {
 
     /// Starts the task of a volume, which sends a call first. `sent`: the record with the call's intent, as a fold has written it.
     pub(crate) fn begin_with_call(place: Reserved, sent: Record, call: ClaimCall) {
-        let Some((driving, mut memory, place)) = place.take() else { return };
+        let Some((task, mut memory)) = place.take() else { return };
         tokio::spawn(async move {
             memory.seen = sent.revision;
-            if let Err(error) = driving.call(&sent, call, &mut memory).await {
+            if let Err(error) = task.driving.call(&sent, call, &mut memory).await {
                 // The next turn finds the call without an outcome.
                 tracing::warn!(volume = %sent.name, %error, "a controller call has no outcome in etcd");
             }
-            driving.drive(sent.name, memory, None, place).await;
+            task.drive(memory, None).await;
         });
     }
 

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use csid::store::registry::VolumeName;
 use csid_etcd::double::Double;
 use csid_etcd::{Expected, Guard, RowKey, Write};
 use sha2::{Digest, Sha256};
@@ -192,4 +193,22 @@ async fn late_row_of_a_join_without_outcome_goes() {
     cluster.rows.write(&[], vec![write]).await.unwrap();
     tokio::time::sleep(Duration::from_secs(10)).await;
     assert_eq!(cluster.joins.open(), [], "the node's row is another");
+}
+
+#[tokio::test(start_paused = true)]
+async fn volume_whose_task_panics_has_a_later_one() {
+    let double = Double::default();
+    tokio::spawn(double.clone().run());
+    server::init(&double).await;
+    let server = server::start(&double, &Arc::new(Network::new(Dice::new(1), Arc::default())), 0);
+    let driving = &server.service.driving;
+    let name = VolumeName { namespace: "default".into(), volume: "v".into() };
+    let reserved = driving.reserve(&name).unwrap();
+    let task = tokio::spawn(async move {
+        let _task = reserved.take();
+        panic!("a fault of the test");
+    });
+    assert!(task.await.unwrap_err().is_panic());
+    assert_eq!(driving.running(), 0);
+    assert!(driving.reserve(&name).is_some(), "no later task begins");
 }
