@@ -53,8 +53,6 @@ struct Known {
     /// Whether the mounts were listed. False: the last list failed, or there was none.
     is_listed: bool,
     changes: MountChanges,
-    /// Mounts that the last list has asked for, by their ids. Only the question that the list was made for uses them.
-    fresh: Vec<(u64, MountEntry)>,
     /// The mounts below csid's tmpfs since that list.
     below: ListedBelow,
     /// The last read of the directories of all mounts. `None`: they were never read.
@@ -117,8 +115,6 @@ impl KnownMounts {
     pub async fn about(&self, paths: &OwnPaths<'_>, shown: &[Shown]) -> Option<Vec<MountEntry>> {
         let question = self.asked.fetch_add(1, Ordering::AcqRel) + 1;
         let mut known = Arc::clone(&self.known).lock_owned().await;
-        // Those of a question that was given up may be old: a rename is no change of a mount.
-        known.fresh.clear();
         // Questions that waited meanwhile share a list and a read.
         let newest = self.asked.load(Ordering::Acquire);
         if known.answers == Answers::Missing {
@@ -143,7 +139,6 @@ impl KnownMounts {
             (refreshed, known) = blocking(work).await.ok()?;
         }
         let mut found = refreshed.and_then(|()| known.about(paths, shown, question, false));
-        known.fresh.clear();
         if found.as_ref().is_err_and(|error| error.kind() == ErrorKind::WouldBlock) {
             let work = move || Ok((known.read_roots(newest), known));
             let read;
@@ -237,7 +232,6 @@ impl Known {
     /// `newest`: the last question that was asked before.
     fn refresh(&mut self, most: usize, newest: u64) -> Result<()> {
         self.below = ListedBelow::default();
-        self.fresh.clear();
         self.is_listed = false;
         let listed = mounts(OWN, None, Instant::now() + END)?;
         if listed.ids.len() > most {
@@ -295,9 +289,6 @@ impl Known {
             Ok(Some(entry)) => {
                 let (place, (home, live)) = (self.place_of(&entry.path), self.home_of(&entry.path));
                 let (old_id, device, root) = (entry.id, entry.device, Arc::from(&*entry.root));
-                if self.fresh.len() < OTHERS {
-                    self.fresh.push((id, entry));
-                }
                 Ok(Some(MountFacts { id, old_id, device, place, home, live, root }))
             }
             Ok(None) => Ok(None),
@@ -320,7 +311,6 @@ impl Known {
     /// Reads the directories of all known mounts from mountinfo. One read serves all questions until csid has used it for long enough.
     /// `newest`: the last question that was asked before.
     fn read_roots(&mut self, newest: u64) -> Result<()> {
-        self.fresh.clear();
         let begun = Instant::now();
         let text = table::text().map_err(Error::other)?;
         let asked = self.mounts.iter().filter(|facts| !facts.root.as_os_str().is_empty());
@@ -348,11 +338,8 @@ impl Known {
         self.stat.get_or_insert_with(Stat::new)
     }
 
-    /// Returns a mount as it is now, or as the list for this question has just found it. `None`: it is gone.
+    /// Returns a mount as it is now. `None`: it is gone.
     fn entry(&mut self, id: u64) -> Result<Option<MountEntry>> {
-        if let Some(at) = self.fresh.iter().position(|(fresh, _)| *fresh == id) {
-            return Ok(Some(self.fresh.swap_remove(at).1));
-        }
         unless_gone(self.stat().own_entry(id))
     }
 
@@ -484,7 +471,6 @@ impl Known {
         has_read: bool,
     ) -> Result<Option<Vec<MountEntry>>> {
         let is_read_since = has_read || self.read.is_some_and(|read| read.read_for >= question);
-        let has_fresh = !self.fresh.is_empty();
         let asked = match paths.homes.is_empty() {
             true => self.ask_each(paths)?,
             false => self.ask_some(paths, is_read_since, has_read)?,
@@ -539,13 +525,6 @@ impl Known {
         for (id, may_show) in others {
             match self.entry(id)? {
                 Some(entry) => {
-                    let known = self.mounts.get(id).map(|facts| &facts.root);
-                    let is_renamed =
-                        known.is_some_and(|root| !root.as_os_str().is_empty() && **root != *entry.root);
-                    // The list's answers are older than a rename of this directory, and it may be the volume's.
-                    if has_fresh && is_renamed {
-                        return Ok(None);
-                    }
                     let is_own = paths.have_exactly(entry.path.as_os_str());
                     found.insert(id, (entry, is_own));
                 }
@@ -795,7 +774,7 @@ mod tests {
     }
 
     #[test]
-    fn facts_of_a_dropped_question_are_not_used() {
+    fn rename_between_list_and_question_is_seen() {
         among(1, |root, rows, known| {
             // From the second question on the kernel is asked for changes.
             for _ in 0..2 {
@@ -808,29 +787,9 @@ mod tests {
             let mut dropped = known.known.blocking_lock();
             assert!(!dropped.is_unchanged());
             refresh(&mut dropped);
-            assert_eq!(dropped.fresh.len(), rows.paths.len());
             drop(dropped);
             std::fs::rename(root.join("b/x"), root.join("b/z")).unwrap();
             assert_eq!(rows.roots(known, 0, true), only("/z"));
-        });
-    }
-
-    #[test]
-    fn new_mounts_are_asked_for_once() {
-        apart(|root, known| {
-            let [b, d] = ["b", "d"].map(|name| root.join(name));
-            refresh(known);
-            mount_bind(b.join("x"), &d).unwrap();
-            refresh(known);
-            assert_eq!(known.fresh.iter().map(|(_, entry)| &entry.path).collect::<Vec<_>>(), [&d]);
-            known.about(&at_paths(&[&d]), &[], LATER, false).unwrap();
-            assert!(known.fresh.is_empty(), "the question uses what the list has asked");
-            crowd(root);
-            refresh(known);
-            assert_eq!(known.fresh.len(), OTHERS);
-            // The next list, or a read of the directories, is newer.
-            refresh(known);
-            assert!(known.fresh.is_empty());
         });
     }
 
