@@ -20,6 +20,7 @@ mod edges;
 #[path = "../../../etcd/tests/etcd/cluster.rs"]
 #[allow(dead_code, reason = "the tests of the registry use more of it")]
 mod etcd;
+mod excluded_claims;
 mod expansions;
 mod explain;
 mod failures;
@@ -45,6 +46,7 @@ mod recoveries;
 mod recovery;
 mod refused_claims;
 mod reload;
+mod restored_attachments;
 mod site;
 mod snapshots;
 mod sources;
