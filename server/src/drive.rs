@@ -12,7 +12,6 @@
 //! or to another one when the time for that is over.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -22,7 +21,7 @@ use csid::store::rows::Leg;
 use csid::volume::rules::{self, ClaimAction, ClaimEffect, ClaimEvent, ClaimOutcome};
 use csid::{Error, Kind};
 use csid_etcd::{Expected, Guard, RowKey, Rows};
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
 use crate::by_call::{
@@ -40,6 +39,7 @@ use crate::presence::Here;
 use crate::records::{Around, TRIES, busy, stepped};
 use crate::rows::NodeState;
 use crate::sessions::Sessions;
+use crate::tasks::{Tasks, VolumeTask};
 use crate::volume_calls::{leaves_claims, rpc_of_volume};
 
 /// How much longer than that and than the plugin's time a server waits for the answer.
@@ -55,10 +55,6 @@ const OTHERS: Duration = Duration::from_secs(1);
 const AWAY: Duration = Duration::from_secs(60);
 /// How long a look at an absent node counts. A pending claim is looked at more often.
 const FORGOTTEN: Duration = Duration::from_secs(15);
-/// The time between two looks for the outcomes that a server waits for at its end.
-const STOP: Duration = Duration::from_millis(50);
-/// Volumes for which this server acts at the same time.
-const VOLUMES: usize = 1000;
 /// The limit of a pause in which a task keeps its place.
 pub const SHORT: Duration = Duration::from_secs(1);
 
@@ -66,16 +62,12 @@ pub const SHORT: Duration = Duration::from_secs(1);
 pub struct Driving {
     pub(crate) cluster: Arc<Cluster>,
     pub(crate) sessions: Arc<Sessions>,
-    table: Mutex<HashMap<VolumeName, Place>>,
+    pub tasks: Arc<Tasks>,
     /// Nodes with a pending claim, as this server has seen them.
     away: Mutex<HashMap<String, Away>>,
     pub(crate) calls: Calls,
-    /// Places for tasks of volumes.
-    places: Arc<Semaphore>,
     /// Has the volumes that rest looked at.
     looks: Notify,
-    /// Whether this server stops: it makes no more calls.
-    stops: AtomicBool,
 }
 
 /// A node with a pending claim.
@@ -84,108 +76,6 @@ struct Away {
     since: Option<Instant>,
     /// The last look.
     last: Instant,
-}
-
-enum Place {
-    /// A task acts for the volume. `again`: it is to look once more at its end.
-    Runs { again: bool },
-    /// A task may begin soon. `again`: something has come meanwhile.
-    Reserved { again: bool },
-    /// Nothing can be done here before this time, unless the record changes, a caller asks, or a controller comes.
-    Rests(Instant, Memory),
-}
-
-/// A volume without a task, as it was when its place was taken.
-struct Rested {
-    until: Instant,
-    memory: Memory,
-    place: OwnedSemaphorePermit,
-}
-
-/// The place of a volume whose task may begin soon. Its drop gives the place back.
-pub(crate) struct Reserved {
-    driving: Arc<Driving>,
-    name: VolumeName,
-    until: Instant,
-    pub memory: Memory,
-    /// `None`: the task has it.
-    place: Option<OwnedSemaphorePermit>,
-}
-
-impl Reserved {
-    /// Takes the place out, for the task that begins.
-    pub fn take(mut self) -> Option<(VolumeTask, Memory)> {
-        let place = self.place.take()?;
-        if let Some(taken) = self.driving.table().get_mut(&self.name) {
-            *taken = Place::Runs { again: matches!(taken, Place::Reserved { again: true }) };
-        }
-        let (driving, name) = (self.driving.clone(), self.name.clone());
-        Some((VolumeTask { driving, name, _place: place }, std::mem::take(&mut self.memory)))
-    }
-}
-
-/// The task of a volume. If it panics, the volume rests, and a later task gives up what this one has left.
-pub(crate) struct VolumeTask {
-    pub driving: Arc<Driving>,
-    name: VolumeName,
-    _place: OwnedSemaphorePermit,
-}
-
-impl VolumeTask {
-    /// Acts for a volume until nothing is left to do here.
-    pub async fn drive(self, mut memory: Memory, mut written: Option<Box<Record>>) {
-        let VolumeTask { driving, name, .. } = &self;
-        loop {
-            if driving.stops.load(Ordering::Acquire) {
-                driving.table().remove(name);
-                return;
-            }
-            let is_written = written.is_some();
-            let rest = match driving.turn(name, &mut memory, written.take()).await {
-                Ok(Turn::Again) => continue,
-                // Others may have changed the record since this server has written it.
-                Ok(Turn::Rest(_)) if is_written => continue,
-                Ok(Turn::Wait(time)) => {
-                    tokio::time::sleep(time).await;
-                    continue;
-                }
-                Ok(Turn::Rest(time)) => time,
-                Err(error) => {
-                    tracing::warn!(volume = %name, %error, "a volume's controller cannot be called now");
-                    // A change that could not be read is none to begin for at once.
-                    memory.seen = u64::MAX;
-                    OTHERS
-                }
-            };
-            if driving.is_over(name, rest, &mut memory) {
-                return;
-            }
-        }
-    }
-}
-
-impl Drop for VolumeTask {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            // The record may be as it was.
-            let memory = Memory { seen: u64::MAX, ..Memory::default() };
-            let rests = Place::Rests(Instant::now() + OTHERS, memory);
-            self.driving.table().insert(self.name.clone(), rests);
-        }
-    }
-}
-
-impl Drop for Reserved {
-    fn drop(&mut self) {
-        let Some(place) = self.place.take() else { return };
-        let rests = Place::Rests(self.until, std::mem::take(&mut self.memory));
-        let before = self.driving.table().insert(self.name.clone(), rests);
-        // What has come meanwhile needs a place.
-        drop(place);
-        if let Some(Place::Reserved { again: true }) = before {
-            self.driving.cluster.wake(&self.name);
-        }
-    }
 }
 
 /// An intent that this server writes, and what was there before it.
@@ -224,24 +114,13 @@ pub enum Turn {
 impl Driving {
     pub fn new(cluster: Arc<Cluster>, sessions: Arc<Sessions>) -> Driving {
         Driving {
+            tasks: Arc::new(Tasks::new(cluster.clone())),
             cluster,
             sessions,
-            table: Mutex::default(),
             away: Mutex::default(),
             calls: Calls::default(),
-            places: Arc::new(Semaphore::new(VOLUMES)),
             looks: Notify::new(),
-            stops: AtomicBool::new(false),
         }
-    }
-
-    fn table(&self) -> MutexGuard<'_, HashMap<VolumeName, Place>> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns the number of volumes that this server acts for now.
-    pub fn running(&self) -> usize {
-        self.table().values().filter(|place| !matches!(place, Place::Rests(..))).count()
     }
 
     fn away(&self) -> MutexGuard<'_, HashMap<String, Away>> {
@@ -260,23 +139,8 @@ impl Driving {
 
     /// Has all volumes looked at that rest: a node has a controller that it had not.
     pub fn has_controller(&self) {
-        let now = Instant::now();
-        for place in self.table().values_mut() {
-            match place {
-                Place::Rests(until, _) => *until = now,
-                Place::Reserved { again } => *again = true,
-                Place::Runs { .. } => {}
-            }
-        }
+        self.tasks.end_rests();
         self.looks.notify_one();
-    }
-
-    /// Makes no more calls, and waits for the outcomes of those that were sent. The caller bounds the wait.
-    pub async fn stop(&self) {
-        self.stops.store(true, Ordering::Release);
-        while self.running() > 0 {
-            tokio::time::sleep(STOP).await;
-        }
     }
 
     /// Looks for volumes with something to do, again and again.
@@ -292,16 +156,9 @@ impl Driving {
                     let claims = records.iter().flat_map(|record| record.claims.iter());
                     let pending = claims.filter(|claim| claim.state == ClaimState::Pending);
                     self.look_for(pending.map(|claim| claim.node.as_str()).collect()).await;
-                    let now = Instant::now();
-                    let mut next = now + NOTHING;
-                    self.table().retain(|name, place| match place {
-                        Place::Rests(until, _) if *until > now => {
-                            next = next.min(*until);
-                            true
-                        }
-                        Place::Rests(..) => due.contains_key(name),
-                        Place::Runs { .. } | Place::Reserved { .. } => true,
-                    });
+                    let latest = Instant::now() + NOTHING;
+                    let next = self.tasks.forget_rested(|name| due.contains_key(name));
+                    let next = next.map_or(latest, |next| next.min(latest));
                     tokio::select! {
                         biased;
                         // A beat changes the index every few seconds.
@@ -316,75 +173,47 @@ impl Driving {
         }
     }
 
-    /// Starts a task for a volume, whose record has this revision. `None`: a caller waits, so it starts also if the volume rests. `written`: the
-    /// record, where this server has just written it.
+    /// Starts a task for a volume, as [`Tasks::begin`] says. `written`: the record, where this server has just written it.
     fn begin(self: &Arc<Self>, name: &VolumeName, revision: Option<u64>, written: Option<Box<Record>>) {
-        let mut table = self.table();
-        if self.stops.load(Ordering::Acquire) {
-            return;
+        if let Some((task, memory)) = self.tasks.begin(name, revision) {
+            tokio::spawn(self.clone().drive(task, memory, written));
         }
-        match table.get_mut(name) {
-            Some(Place::Runs { again }) => {
-                *again |= revision.is_none();
-                return;
-            }
-            Some(Place::Reserved { again }) => {
-                *again = true;
-                return;
-            }
-            Some(Place::Rests(until, memory))
-                if *until > Instant::now() && revision.is_some_and(|revision| revision <= memory.seen) =>
-            {
-                return;
-            }
-            Some(Place::Rests(..)) | None => {}
-        }
-        let runs = Place::Runs { again: false };
-        let Some(Rested { memory, place, .. }) = self.take_place(&mut table, name, runs) else { return };
-        let task = VolumeTask { driving: self.clone(), name: name.clone(), _place: place };
-        tokio::spawn(task.drive(memory, written));
     }
 
-    /// Takes the place of a volume that has no task. `None`: tasks have all places of this server.
-    fn take_place(
-        &self,
-        table: &mut HashMap<VolumeName, Place>,
-        name: &VolumeName,
-        taken: Place,
-    ) -> Option<Rested> {
-        let place = self.places.clone().try_acquire_owned().ok()?;
-        let (until, memory) = match table.insert(name.clone(), taken) {
-            Some(Place::Rests(until, memory)) => (until, memory),
-            Some(Place::Runs { .. } | Place::Reserved { .. }) | None => (Instant::now(), Memory::default()),
-        };
-        Some(Rested { until, memory, place })
-    }
-
-    /// Takes the place of a volume for a task that may begin soon. `None`: it has one, or this server begins none.
-    pub(crate) fn reserve(self: &Arc<Self>, name: &VolumeName) -> Option<Reserved> {
-        let mut table = self.table();
-        if self.stops.load(Ordering::Acquire) {
-            return None;
+    /// Acts for a volume until nothing is left to do here.
+    pub(crate) async fn drive(
+        self: Arc<Self>,
+        task: VolumeTask,
+        mut memory: Memory,
+        mut written: Option<Box<Record>>,
+    ) {
+        let name = task.name().clone();
+        loop {
+            if self.tasks.have_stopped() {
+                task.forget();
+                return;
+            }
+            let is_written = written.is_some();
+            let rest = match self.turn(&name, &mut memory, written.take()).await {
+                Ok(Turn::Again) => continue,
+                // Others may have changed the record since this server has written it.
+                Ok(Turn::Rest(_)) if is_written => continue,
+                Ok(Turn::Wait(time)) => {
+                    tokio::time::sleep(time).await;
+                    continue;
+                }
+                Ok(Turn::Rest(time)) => time,
+                Err(error) => {
+                    tracing::warn!(volume = %name, %error, "a volume's controller cannot be called now");
+                    // A change that could not be read is none to begin for at once.
+                    memory.seen = u64::MAX;
+                    OTHERS
+                }
+            };
+            if task.is_over(rest, &mut memory) {
+                return;
+            }
         }
-        if let Some(Place::Runs { .. } | Place::Reserved { .. }) = table.get(name) {
-            return None;
-        }
-        let reserved = Place::Reserved { again: false };
-        let Rested { until, memory, place } = self.take_place(&mut table, name, reserved)?;
-        Some(Reserved { driving: self.clone(), name: name.clone(), until, memory, place: Some(place) })
-    }
-
-    /// Ends a task, unless it is to look again.
-    fn is_over(&self, name: &VolumeName, rest: Duration, memory: &mut Memory) -> bool {
-        let mut table = self.table();
-        if let Some(Place::Runs { again }) = table.get_mut(name)
-            && *again
-        {
-            *again = false;
-            return false;
-        }
-        table.insert(name.clone(), Place::Rests(Instant::now() + rest, std::mem::take(memory)));
-        true
     }
 
     /// Does one thing for a volume. `written`: its record as this server has written it, perhaps an old one. Each change compares the record's
@@ -572,7 +401,7 @@ impl Driving {
     /// server may have called.
     pub(crate) fn refuse_late(&self, intended: &Intended, host: &str) -> std::result::Result<(), Error> {
         let is_here = self.cluster.presence.here().is_ok_and(|here| here == intended.here);
-        match is_here && intended.begun.elapsed() < FRESH && !self.stops.load(Ordering::Acquire) {
+        match is_here && intended.begun.elapsed() < FRESH && !self.tasks.have_stopped() {
             true => Ok(()),
             false => {
                 let text = format!("a controller call to node {host} was not sent in time");

@@ -213,14 +213,17 @@ impl Cluster {
         let has_claim = steps.iter().any(|step| matches!(step, Ok(Some(Awaits::Claim { .. }))));
         let after = if after != record {
             let call = match driving.filter(|_| has_due) {
-                Some(driving) => driving.plan_with_claims(&record, &after, &guards).await,
+                Some(driving) => {
+                    let planned = driving.plan_with_claims(&record, &after, &guards).await;
+                    planned.map(|(planned, place)| (planned, place, driving))
+                }
                 None => None,
             };
             let (after, call) = match call {
-                Some((Planned { after, guards: more, call }, place)) => {
+                Some((Planned { after, guards: more, call }, place, driving)) => {
                     let new = more.into_iter().filter(|guard| !guards.contains(guard)).collect::<Vec<_>>();
                     guards.extend(new);
-                    (after, Some((place, call)))
+                    (after, Some((driving, place, call)))
                 }
                 None => (after, None),
             };
@@ -238,7 +241,9 @@ impl Cluster {
             match put {
                 Put::Done(after) => {
                     match call {
-                        Some((place, call)) => Driving::begin_with_call(place, Record::clone(&after), call),
+                        Some((driving, place, call)) => {
+                            driving.begin_with_call(place, Record::clone(&after), call);
+                        }
                         // A caller that has gone away does not wake the driver.
                         None if has_end || has_due => self.wake_written(&after),
                         None => {}

@@ -3,7 +3,7 @@
 //! `gate` is before all calls: `places` bounds those of one caller. `service` takes calls of nodes and operators, `admin` those of operators
 //! alone. `access` says who calls and what the grants allow, and `certificates` verifies callers. `stream` sends answers in pages.
 //! `metrics` counts, and `scrape` serves what is counted. `claims` and `volumes` change records by csid's rules (`csid::volume::rules`); `records` is what both share,
-//! `lists` shows them, and `explain` says what they wait for. Claims of one volume wait in a line of `turns`, and `folding` writes them together. `drive` has controllers called, on the nodes that `controllers` knows; `planning` decides which call is next for the claims, and `forward` is such a call. `changes` begins
+//! `lists` shows them, and `explain` says what they wait for. Claims of one volume wait in a line of `turns`, and `folding` writes them together. `drive` has controllers called, on the nodes that `controllers` knows, in a task for each volume, which `tasks` counts; `planning` decides which call is next for the claims, and `forward` is such a call. `changes` begins
 //! creations, expansions and deletions, `provisioning` drives them, and `volume_calls` are their calls. `expansions` has the nodes' parts. `snapshots` are begun
 //! as volumes' changes are, and `sources` checks what a volume is created from. `attachments` begins what AttachVolume and DetachVolume ask for, `by_call` has its states, and `attaching` drives it; `node_ids` finds nodes by the plugins' names. `questions` asks controllers what changes nothing. `queue` has the claims that wait, and `used` counts the volumes of nodes.
 //! `nodes` and `servers` have what operators see of the cluster itself, and change; `fence` ends the claims of a node that is off,
@@ -79,6 +79,7 @@ mod snapshots;
 mod sources;
 mod status;
 mod stream;
+mod tasks;
 mod time;
 mod tries;
 mod turns;

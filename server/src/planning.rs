@@ -17,14 +17,13 @@ use csid_etcd::Guard;
 use crate::by_call::{attachments, is_forgotten};
 use crate::cluster::node_guard;
 use crate::controllers::plugin_guard;
-use crate::drive::{
-    Driving, Intended, NOTHING, Next, Reserved, SHORT, Turn, due, is_due, is_ready, unanswered,
-};
+use crate::drive::{Driving, Intended, NOTHING, Next, SHORT, Turn, due, is_due, is_ready, unanswered};
 use crate::excluded::{excluding, left_attached, why_waits};
 use crate::failure::Result;
 use crate::forward::Ready;
 use crate::pace::{BLOCKED, Calling, Memory, Wish};
 use crate::records::{Around, stepped};
+use crate::tasks::Reserved;
 
 /// What is done next for the claims of a volume.
 enum Plan {
@@ -189,7 +188,7 @@ impl Driving {
         if due(after).any(|claim| !self.sessions.has(&claim.node)) {
             return None;
         }
-        let mut place = self.reserve(&record.name)?;
+        let mut place = self.tasks.reserve(&record.name)?;
         match self.plan(after, &mut place.memory, guards, None).await {
             Ok(Plan::Call(planned)) if planned.call.ready.effect.action == ClaimAction::Attach => {
                 Some((*planned, place))
@@ -200,15 +199,16 @@ impl Driving {
     }
 
     /// Starts the task of a volume, which sends a call first. `sent`: the record with the call's intent, as a fold has written it.
-    pub(crate) fn begin_with_call(place: Reserved, sent: Record, call: ClaimCall) {
-        let Some((task, mut memory)) = place.take() else { return };
+    pub(crate) fn begin_with_call(self: &Arc<Self>, place: Reserved, sent: Record, call: ClaimCall) {
+        let Some((task, mut memory)) = place.begin() else { return };
+        let driving = self.clone();
         tokio::spawn(async move {
             memory.seen = sent.revision;
-            if let Err(error) = task.driving.call(&sent, call, &mut memory).await {
+            if let Err(error) = driving.call(&sent, call, &mut memory).await {
                 // The next turn finds the call without an outcome.
                 tracing::warn!(volume = %sent.name, %error, "a controller call has no outcome in etcd");
             }
-            task.drive(memory, None).await;
+            driving.drive(task, memory, None).await;
         });
     }
 

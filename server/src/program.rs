@@ -240,7 +240,7 @@ async fn run(config: Config, keys: Keys, file: &Path, schemas: Schemas) -> Resul
     let fencing = tokio::spawn(fence_away(cluster.clone(), name));
     let driving = Arc::new(Driving::new(cluster.clone(), sessions.clone()));
     let calling = tokio::spawn(driving.clone().run(volumes));
-    let at_the_end = driving.clone();
+    let tasks = driving.tasks.clone();
     let counting = of_metrics.map(|listener| {
         let (cluster, sessions, driving) = (cluster.clone(), sessions.clone(), driving.clone());
         let sources = Sources { cluster, sessions, driving, counted: Arc::default() };
@@ -291,7 +291,7 @@ async fn run(config: Config, keys: Keys, file: &Path, schemas: Schemas) -> Resul
     fencing.abort();
     calling.abort();
     // A call whose outcome is not written is unknown to the next server.
-    if tokio::time::timeout(LAST_CALLS, at_the_end.stop()).await.is_err() {
+    if tokio::time::timeout(LAST_CALLS, tasks.stop()).await.is_err() {
         tracing::warn!(
             "controller calls were in flight for {} s more, and are given up",
             LAST_CALLS.as_secs()

@@ -54,7 +54,7 @@ impl Sources {
             sessions: self.sessions.roles(),
             nodes: nodes.ok().and_then(|counted| warned(counted, "nodes")),
             work: work.ok().and_then(|counted| warned(counted, "volumes")),
-            driven: count(self.driving.running()),
+            driven: count(self.driving.tasks.running()),
             records: count(volumes),
             // The first list is none again.
             relists: lists.saturating_sub(1),

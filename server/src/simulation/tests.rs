@@ -201,14 +201,14 @@ async fn volume_whose_task_panics_has_a_later_one() {
     tokio::spawn(double.clone().run());
     server::init(&double).await;
     let server = server::start(&double, &Arc::new(Network::new(Dice::new(1), Arc::default())), 0);
-    let driving = &server.service.driving;
+    let tasks = &server.service.driving.tasks;
     let name = VolumeName { namespace: "default".into(), volume: "v".into() };
-    let reserved = driving.reserve(&name).unwrap();
+    let reserved = tasks.reserve(&name).unwrap();
     let task = tokio::spawn(async move {
-        let _task = reserved.take();
+        let _task = reserved.begin();
         panic!("a fault of the test");
     });
     assert!(task.await.unwrap_err().is_panic());
-    assert_eq!(driving.running(), 0);
-    assert!(driving.reserve(&name).is_some(), "no later task begins");
+    assert_eq!(tasks.running(), 0);
+    assert!(tasks.reserve(&name).is_some(), "no later task begins");
 }
