@@ -15,7 +15,7 @@ use crate::pace::Memory;
 /// Tasks at the same time.
 const TASKS: usize = 1000;
 /// How long a volume rests whose task has panicked.
-const PANICKED: Duration = Duration::from_secs(1);
+const PANICKED: Duration = Duration::from_secs(30);
 /// The time between two looks whether all tasks have ended.
 const STOP: Duration = Duration::from_millis(50);
 
@@ -49,7 +49,8 @@ struct Rested {
 pub(crate) struct VolumeTask {
     tasks: Arc<Tasks>,
     name: VolumeName,
-    _permit: OwnedSemaphorePermit,
+    /// `None`: it was given back.
+    permit: Option<OwnedSemaphorePermit>,
 }
 
 /// The place of a volume whose task may begin soon. Its drop gives the place back.
@@ -141,7 +142,7 @@ impl Tasks {
             Some(Place::Rests(..)) | None => {}
         }
         let Rested { memory, permit, .. } = self.take(&mut table, name, Place::Runs { again: false })?;
-        Some((VolumeTask { tasks: self.clone(), name: name.clone(), _permit: permit }, memory))
+        Some((VolumeTask { tasks: self.clone(), name: name.clone(), permit: Some(permit) }, memory))
     }
 
     /// Takes the place of a volume for a task that may begin soon. `None`: it has one, or this server begins none.
@@ -171,6 +172,22 @@ impl Tasks {
             Some(Place::Runs { .. } | Place::Reserved { .. }) | None => (Instant::now(), Memory::default()),
         };
         Some(Rested { until, memory, permit })
+    }
+
+    /// Has a volume rest. What has come meanwhile begins a task.
+    fn give_back(
+        &self,
+        name: &VolumeName,
+        permit: Option<OwnedSemaphorePermit>,
+        until: Instant,
+        memory: Memory,
+    ) {
+        let before = self.table().insert(name.clone(), Place::Rests(until, memory));
+        // The new task needs a permit.
+        drop(permit);
+        if let Some(Place::Runs { again: true } | Place::Reserved { again: true }) = before {
+            self.cluster.wake(name);
+        }
     }
 }
 
@@ -203,8 +220,7 @@ impl Drop for VolumeTask {
         if std::thread::panicking() {
             // The record may be as it was.
             let memory = Memory { seen: u64::MAX, ..Memory::default() };
-            let rests = Place::Rests(Instant::now() + PANICKED, memory);
-            self.tasks.table().insert(self.name.clone(), rests);
+            self.tasks.give_back(&self.name, self.permit.take(), Instant::now() + PANICKED, memory);
         }
     }
 }
@@ -216,7 +232,7 @@ impl Reserved {
         if let Some(taken) = self.tasks.table().get_mut(&self.name) {
             *taken = Place::Runs { again: matches!(taken, Place::Reserved { again: true }) };
         }
-        let task = VolumeTask { tasks: self.tasks.clone(), name: self.name.clone(), _permit: permit };
+        let task = VolumeTask { tasks: self.tasks.clone(), name: self.name.clone(), permit: Some(permit) };
         Some((task, std::mem::take(&mut self.memory)))
     }
 }
@@ -224,12 +240,6 @@ impl Reserved {
 impl Drop for Reserved {
     fn drop(&mut self) {
         let Some(permit) = self.permit.take() else { return };
-        let rests = Place::Rests(self.until, std::mem::take(&mut self.memory));
-        let before = self.tasks.table().insert(self.name.clone(), rests);
-        // What has come meanwhile needs a permit.
-        drop(permit);
-        if let Some(Place::Reserved { again: true }) = before {
-            self.tasks.cluster.wake(&self.name);
-        }
+        self.tasks.give_back(&self.name, Some(permit), self.until, std::mem::take(&mut self.memory));
     }
 }
