@@ -5,7 +5,7 @@
  *
  * Calls. A function that takes csi_op ** starts an operation and returns at once. csi_op_fd is readable when the operation has
  * ended, csi_op_wait waits for it, and csi_op_rows and csi_op_row return its result. Only csi_client_open, csi_events_open, csi_op_wait
- * and, for a second at most, csi_client_unref block.
+ * and, for two seconds at most, csi_client_unref block.
  *
  * Threads. Any thread may use any handle at any time, also to cancel an operation. An event, a row and an error belong to one thread at
  * a time. There are no callbacks, no signal handlers and no thread-local state. A client has one thread, "libcsi", with all signals

@@ -180,7 +180,7 @@ impl csi_client {
                 tokio::time::sleep(Duration::from_millis(2)).await;
                 let _ = tokio::time::timeout(LAST_WORDS, last.write()).await;
             });
-            // Dropping the runtime would wait as long as a look-up of a bus's host name takes.
+            // Dropping the runtime would wait as long as a look-up of a bus's host name takes. A longer look-up keeps its thread.
             runtime.shutdown_timeout(LAST_WORDS);
         };
         let thread = without_signals(|| std::thread::Builder::new().name("libcsi".to_owned()).spawn(run));
