@@ -11,7 +11,7 @@ use csi_proto::cluster::v1::{
     Granted, Held, HeldClaims, InventoryAsk, InventoryPage, ListAsk, NodeExpanded, Owed, ReleaseAsk, ToNode,
     VolumeAsk, VolumePage, VolumeRow, Welcome, Withdrawn, to_node,
 };
-use csid_client::Kind;
+use csid_client::{ClaimOptions, Kind};
 use csid_tests::ask::*;
 use csid_tests::kernel::{forget_peak, peak_kib, resident_kib};
 use csid_tests::world::{eventually, refusal, world};
@@ -225,9 +225,21 @@ fn claim_after_an_owed_one_asks_the_servers() {
         mount_registered(&client, "data", "web").await.unwrap();
         unmount(&client, "data", "web").await.unwrap();
         assert_eq!(claims(&client).await.len(), 1, "the server has not taken its end");
+        for wait_usec in [None, Some(0)] {
+            let options = ClaimOptions { wait_usec, ..ClaimOptions::default() };
+            let (kind, error) = refusal(client.claim(NAMESPACE, "data", "other", options).await);
+            assert_eq!(kind, Kind::Uncertain, "{error}");
+        }
 
+        let waits = ClaimOptions { wait_usec: Some(60_000_000), ..ClaimOptions::default() };
+        let (asking, step) = (client.clone(), "waiting for claims");
+        let waiting = tokio::spawn(async move { asking.claim(NAMESPACE, "data", "other", waits).await });
+        eventually("the claim waits", async || {
+            client.list_operations().await.unwrap().iter().any(|operation| operation.step == step)
+        })
+        .await;
         lying.takes.store(true, Ordering::Relaxed);
-        claim(&client, "data", "other").await.unwrap();
+        waiting.await.unwrap().unwrap();
         assert_eq!(*lying.said.lock().unwrap(), ["end of web"]);
         release(&client, "data", "other").await.unwrap();
         serving.abort();

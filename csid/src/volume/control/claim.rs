@@ -26,7 +26,9 @@ use crate::volume::errors::volume::VolumeError;
 use crate::volume::events::claim as claim_events;
 use crate::volume::lifecycle::{enter_attach_secrets, past};
 use crate::volume::model::claim;
-use crate::volume::model::claim::{ClaimAction, ClaimEffect, ClaimEvent, ClaimNext, ClaimOutcome, Claims};
+use crate::volume::model::claim::{
+    ClaimAction, ClaimEffect, ClaimEvent, ClaimNext, ClaimOutcome, ClaimRefusal, Claims,
+};
 use crate::volume::model::subject::{ClaimKey, Subject};
 use crate::volume::operation::request::ServersAnswer;
 use crate::volume::operation::running::Unfinished;
@@ -73,36 +75,17 @@ impl<S: Site> Engine<'_, S> {
             && (is_owed(&record, &wanted.consumer)
                 || present.uid == wanted.uid && (present.releasing || present.state != ClaimState::Taken))
         {
-            let left = self.leave(&mut record, &wanted.consumer.clone()).await;
-            left.map_err(|source| match source.kind {
-                // Nothing is left here, and the servers do not know it yet.
-                Kind::Unavailable => source,
-                _ => OperationError::Unsettled { source }.into(),
-            })?;
+            self.leave(&mut record, &wanted.consumer.clone()).await.map_err(unsettled)?;
             // With its last claim a record loses the registration of the servers.
             record = self.registered_as_mine(name).await?;
         }
-        for owed in owed_in_the_way(&record, wanted) {
-            match self.leave_briefly(&mut record, &owed).await {
-                Ok(()) => record = self.registered_as_mine(name).await?,
-                // It is not known whether the claim is still in the way. A caller that waits for that goes on waiting.
-                Err(error)
-                    if error.kind == Kind::Unavailable && self.site.operation().waits_until.is_none() =>
-                {
-                    return Err(error);
-                }
-                Err(_) => break,
-            }
+        let mut admitted = claim::admit(&self.claims_and_ahead(&record, wanted, ahead), wanted);
+        if let Err(ClaimRefusal::Conflict { .. }) = admitted {
+            self.end_owed(&mut record, wanted).await?;
+            admitted = claim::admit(&self.claims_and_ahead(&record, wanted, ahead), wanted);
         }
-        let mut beside = self.claims(&record);
-        let is_new = beside.claim(&wanted.consumer).is_none();
-        if is_new {
-            let others = ahead.iter().filter(|claim| claim.consumer != wanted.consumer);
-            beside.ahead.extend(others.cloned());
-        }
-        claim::admit(&beside, wanted)
-            .map_err(|refusal| ClaimError::refused(refusal, name, &wanted.consumer))?;
-        let counted = match is_new {
+        admitted.map_err(|refusal| ClaimError::refused(refusal, name, &wanted.consumer))?;
+        let counted = match record.claim(&wanted.consumer).is_none() {
             true => {
                 let is_used = self.site.has_mounts_of(&ClaimKey::new(name, &wanted.consumer));
                 self.site.operation().refuse_before_expansion(name, is_used)?;
@@ -140,6 +123,31 @@ impl<S: Site> Engine<'_, S> {
                 Err(undo) => Err(OperationError::UndoneLater { source: error, undo }.into()),
             },
         }
+    }
+
+    /// Returns the claims of a volume, and those `ahead` of a new one.
+    fn claims_and_ahead(&self, record: &Record, wanted: &Claim, ahead: &[Arc<Claim>]) -> Claims {
+        let mut claims = self.claims(record);
+        if claims.claim(&wanted.consumer).is_none() {
+            let others = ahead.iter().filter(|claim| claim.consumer != wanted.consumer);
+            claims.ahead.extend(others.cloned());
+        }
+        claims
+    }
+
+    /// Says the ends of this node's claims that alone are in the way of a new one. Fails if the servers do not take an end: it is not known whether the
+    /// claim is still in the way. A caller that waits goes on waiting.
+    async fn end_owed(&mut self, record: &mut Record, wanted: &Claim) -> Result<()> {
+        for owed in owed_in_the_way(record, wanted) {
+            match self.leave_briefly(record, &owed).await {
+                // With its last claim a record loses the registration of the servers.
+                Ok(()) => *record = self.registered_as_mine(&record.name.clone()).await?,
+                Err(_) if self.site.operation().waits() => break,
+                Err(source) => return Err(unsettled(source)),
+            }
+        }
+        self.site.operation().step.set(Step::Claim);
+        Ok(())
     }
 
     /// Binds an existing claim to the unit or connection of a repeated call, which is otherwise the same. This is the last step
@@ -572,6 +580,15 @@ fn is_of_servers(registration: &Registration) -> bool {
 fn is_owed(record: &Record, consumer: &str) -> bool {
     let owed = |claim: &Claim| claim.state == ClaimState::ControllerDetached && claim.grant.is_some();
     record.claim(consumer).is_some_and(owed)
+}
+
+/// Returns the error of a call that needs the end of an earlier claim.
+fn unsettled(source: Error) -> Error {
+    match source.kind {
+        // Nothing is left here, and the servers do not know it yet.
+        Kind::Unavailable => source,
+        _ => OperationError::Unsettled { source }.into(),
+    }
 }
 
 /// Returns the consumers of this node whose claims alone are in the way of a new one, though nothing of them is left here. The servers may know

@@ -47,6 +47,11 @@ impl RunningOperation {
         }
     }
 
+    /// Returns whether the operation's caller still waits for claims in its way.
+    pub(in crate::volume) fn waits(&self) -> bool {
+        self.waits_until.is_some_and(|until| until > Instant::now())
+    }
+
     /// Marks the commit point (`Progress::decide`). Fails if the operation is abandoned.
     pub(in crate::volume) fn decide(&self) -> Result<()> {
         match self.signals.borrow().abandon {
