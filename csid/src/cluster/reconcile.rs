@@ -1,5 +1,5 @@
 //! Ends claims that the servers have and this node has not. A server may write a claim after the node has given the call up and has
-//! reported the claim's end: etcd answered it late. Nobody uses such a claim, and it keeps other hosts out.
+//! reported the claim's end: etcd answered it late, or a backup of etcd has it. Nobody uses such a claim, and it keeps other hosts out.
 //!
 //! The journal has the row of a claim before a server is asked for it. So a claim by a call of this journal that is not in the journal has
 //! ended here. The names of calls begin with a name of the journal in this boot. Other claims stay: an earlier journal may have had
@@ -29,8 +29,9 @@ use crate::volume::servers::Servers;
 /// Nodes that have lost the same server join again at the same moment, so each takes another time: [`spread`].
 pub(super) const EVERY: Duration = Duration::from_secs(60);
 pub(super) const FIRST: Duration = Duration::from_secs(3);
-/// The servers' word for a claim that its node may use.
+/// The servers' words for a claim that its node may use, and for one that waits for its controller.
 const TAKEN: &str = "taken";
+const PENDING: &str = "pending";
 /// How long csid waits for a page of the servers' list.
 const PAGE: Duration = Duration::from_secs(10);
 /// The most claims of a list. A server that is not ours could send them without an end.
@@ -170,9 +171,10 @@ impl Node {
         Ok(page.claims.iter().any(|row| row.claim.as_ref().is_some_and(|row| row.claim == claim.id)))
     }
 
-    /// Returns a claim that a call of this journal took in this boot, as one whose end the servers have yet to learn. `None`: it is another claim.
+    /// Returns a claim that a call of this journal took in this boot, or waits for, as one whose end the servers have yet to learn. `None`: it is another claim.
     fn own_claim(&self, row: ClaimRow) -> Option<Claim> {
-        let is_own = self.is_of_boot(&row.call) && row.node == self.name && row.state == TAKEN;
+        let is_live = row.state == TAKEN || row.state == PENDING;
+        let is_own = self.is_of_boot(&row.call) && row.node == self.name && is_live;
         let names = [("claim", &row.claim), ("call", &row.call), ("consumer", &row.consumer)];
         if !is_own || names.into_iter().any(|(what, name)| check_name(what, name).is_err()) {
             return None;

@@ -1,5 +1,6 @@
 //! Claims that the servers have and a host has not, because a server wrote them after the host had given the call up.
 
+use csi_proto::cluster::v1::change_ask::What;
 use csi_proto::cluster::v1::{CallName, ClaimAsk, ListAsk, Owed, ReleaseAsk};
 use csid_client::Client;
 use csid_tests::ask::*;
@@ -124,6 +125,41 @@ fn claim_written_after_its_end_is_ended() {
         // The comparison has ended long ago.
         servers_have(&site, "old", &["n1/web"]).await;
         w.nothing_left(&client_again).await;
+    });
+}
+
+/// A backup of etcd has it. No server ends it: none is its keeper. Its plugin has no controller, so it stays pending.
+#[test]
+fn pending_claim_that_no_call_waits_for_is_ended() {
+    world(async |w| {
+        let site = one_server(&["used"]).await;
+        let mut register = site::register("data", "single-node-writer");
+        if let Some(What::Register(register)) = &mut register.what {
+            register.plugin = "away".into();
+        }
+        site.operator(0, "all").change(register).await.unwrap();
+        let (client, link) = n1(w, &site).await;
+        let journal = calls_of(&client, &link, "used").await;
+        let mut raw = site.raw().await;
+        let [head, row] = ["data/head", "used/claim/n1/web"].map(|key| format!("/csid/v1/vol/default/{key}"));
+        let mut claim: serde_json::Value =
+            serde_json::from_slice(&raw.below(&row).await.remove(0).value).unwrap();
+        claim["call"] = format!("node/n1/{journal}.late").into();
+        for (key, value) in [("state", "pending"), ("id", "late"), ("keeper", "")] {
+            claim[key] = value.into();
+        }
+        claim["kept"] = false.into();
+        raw.put("/csid/v1/vol/default/data/claim/n1/web", &claim.to_string()).await;
+        let of_head = raw.below(&head).await.remove(0).value;
+        raw.put(&head, &String::from_utf8(of_head).unwrap()).await;
+        servers_have(&site, "data", &["n1/web"]).await;
+        let client = {
+            drop(client);
+            restart(w).await
+        };
+        servers_have(&site, "data", &[]).await;
+        unmount(&client, "used", "web").await.unwrap();
+        w.nothing_left(&client).await;
     });
 }
 
