@@ -20,7 +20,7 @@ use crate::failure::{Result, ServerError};
 use crate::grants::May;
 use crate::presence::Here;
 use crate::queue;
-use crate::records::{Around, TRIES, busy, stepped};
+use crate::records::{Around, TRIES, busy};
 use crate::rows::{NodeRow, NodeState, PluginRow, Read};
 use crate::sessions::Due;
 use crate::tries::{ClaimEnd, Found, QueuePlace, Tried, Wanted};
@@ -242,7 +242,7 @@ impl Cluster {
             return Ok(None);
         }
         let is_due = is_due?;
-        let after = left_attached(record, claim, around.has_refused_mounts(), stepped(record, after));
+        let after = left_attached(record, claim, around.has_refused_mounts(), around.stepped(record, after));
         let mut after = queue::without(after, &claim.call);
         if let ClaimNext::Run(effect) = &next {
             rules::enter_attach_secrets(&mut after, effect, false);
@@ -392,7 +392,7 @@ impl Cluster {
         let event = ClaimEvent::Detached { consumer: owed.consumer.clone() };
         let after = rules::step(&around.claims(record, node), event);
         let (after, _) = after.map_err(|refusal| rules::refused(refusal, name, &owed.consumer))?;
-        let after = left_attached(record, claim, around.has_refused_mounts(), stepped(record, after));
+        let after = left_attached(record, claim, around.has_refused_mounts(), around.stepped(record, after));
         Ok(Some(step(after, guards)))
     }
 
@@ -479,7 +479,7 @@ impl Cluster {
                 }
             }
             refused?;
-            let after = stepped(&record, claims);
+            let after = around.stepped(&record, claims);
             let after = match ask.force {
                 true => after,
                 false => left_attached(&record, claim, around.has_refused_mounts(), after),
@@ -550,7 +550,8 @@ fn granted_by(outcome: &CallOutcome, wanted: &Wanted, found: Option<&Found>) -> 
         return None;
     }
     let (after, next) = rules::step(claims, ClaimEvent::Claim(asked.clone())).ok()?;
-    let is_written = next == ClaimNext::Taken && stepped(record, after) == *record;
+    let is_written = next == ClaimNext::Taken
+        && (&after.claims, &after.attachments) == (&record.claims, &record.attachments);
     is_written.then(|| granted(record, caller, asked).ok()).flatten()
 }
 

@@ -36,7 +36,7 @@ use crate::forward::{Ended, Ready, START, read};
 use crate::metrics::{method_name, plugin_of};
 use crate::pace::{Awaited, Calls, Memory};
 use crate::presence::Here;
-use crate::records::{Around, TRIES, busy, stepped};
+use crate::records::{Around, TRIES, busy};
 use crate::rows::NodeState;
 use crate::sessions::Sessions;
 use crate::tasks::{Tasks, VolumeTask};
@@ -593,7 +593,7 @@ fn ended(
             Err(_) => return record.clone(),
         }
     }
-    let mut after = left_attached(record, claim, around.has_refused_mounts(), stepped(record, after));
+    let mut after = left_attached(record, claim, around.has_refused_mounts(), around.stepped(record, after));
     if let Some(claim) = after.claims.get_mut_at(&consumer, &effect.node) {
         claim.error = of.error.as_ref().map(|error| error.message.clone());
         if claim.state == ClaimState::Taken {

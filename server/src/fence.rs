@@ -14,7 +14,7 @@ use crate::cluster::{Cluster, meta_guard, node_guard, not_joined};
 use crate::controllers::plugin_guard;
 use crate::excluded::left_attached;
 use crate::failure::Result;
-use crate::records::{TRIES, busy, stepped};
+use crate::records::{TRIES, busy};
 use crate::rows::{NodeRow, NodeState, Read};
 use crate::view::attachment_name;
 
@@ -126,7 +126,8 @@ impl Cluster {
             let of_plugin = plugin_guard(&record.volume.plugin, around.plugin.as_ref());
             let guards = vec![meta_guard(&meta), node_guard(node, &row), of_plugin, here.guard()];
             // The word is about the node's machine, and not about the volume.
-            let after = left_attached(&record, claim, around.has_refused_mounts(), stepped(&record, after));
+            let after =
+                left_attached(&record, claim, around.has_refused_mounts(), around.stepped(&record, after));
             if self.swap_granting(&record, after, guards).await?.is_some() {
                 self.wake(name);
                 return Ok(true);

@@ -22,7 +22,7 @@ use crate::excluded::{excluding, left_attached, why_waits};
 use crate::failure::Result;
 use crate::forward::Ready;
 use crate::pace::{BLOCKED, Calling, Memory, Wish};
-use crate::records::{Around, stepped};
+use crate::records::Around;
 use crate::tasks::Reserved;
 
 /// What is done next for the claims of a volume.
@@ -253,5 +253,5 @@ fn next_step(
     };
     let (after, next) = rules::step(&around.claims(record, &claim.node), event)
         .map_err(|refusal| rules::refused(refusal, &record.name, &claim.consumer))?;
-    Ok((left_attached(record, claim, around.has_refused_mounts(), stepped(record, after)), next))
+    Ok((left_attached(record, claim, around.has_refused_mounts(), around.stepped(record, after)), next))
 }

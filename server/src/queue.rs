@@ -28,7 +28,7 @@ use crate::excluded::{excluding, left_attached};
 use crate::failure::Result;
 use crate::grants::May;
 use crate::presence::Here;
-use crate::records::{Put, TRIES, busy, stepped};
+use crate::records::{Put, TRIES, busy};
 use crate::rows::NodeState;
 use crate::tries::{QueuePlace, Wanted};
 use crate::wanted::{Awaits, ClaimStep};
@@ -301,7 +301,8 @@ impl Cluster {
         let Ok((after, next)) = rules::step(&claims, ClaimEvent::Claim(claim.clone())) else {
             return Ok(None);
         };
-        let mut after = left_attached(record, claim, around.has_refused_mounts(), stepped(record, after));
+        let mut after =
+            left_attached(record, claim, around.has_refused_mounts(), around.stepped(record, after));
         match &next {
             ClaimNext::Taken => {
                 if let Some(claim) = after.claims.get_mut_at(&claim.consumer, node) {
@@ -448,7 +449,7 @@ impl Cluster {
                 let release = ClaimEvent::Release { consumer: claim.consumer.clone() };
                 let (claims, _) = rules::step(&around.claims(&after, &claim.node), release)
                     .map_err(|refusal| rules::refused(refusal, &name, &claim.consumer))?;
-                let stepped = stepped(&after, claims);
+                let stepped = around.stepped(&after, claims);
                 after = left_attached(&after, claim, around.has_refused_mounts(), stepped);
             }
             if after == record || self.swap_granting(&record, after, guards).await?.is_some() {

@@ -72,13 +72,13 @@ impl Around {
     }
 
     /// Returns a record as the rules take it, for an event of this node. An attachment of a backup of etcd counts as one of an earlier boot, unless the node
-    /// has said that it holds it: the controller is called again before a claim is granted.
+    /// has said that it holds it: the controller is called again before a claim is granted. Its first call may have been made since the backup.
     pub fn claims(&self, record: &Record, node: &str) -> Claims {
         let registration = record.registration.as_ref();
         let mut attachments = record.attachments.clone();
         let is_of_backup = |at: &Attachment| at.by_call.is_none() && at.generation.max(1) < self.generation;
         for at in attachments.iter_mut().filter(|at| at.node == node && is_of_backup(at)) {
-            at.boot = None;
+            (at.boot, at.uncalled) = (None, false);
         }
         let is_anothers = self.other_of_node_id(record, node).is_some();
         Claims {
@@ -93,11 +93,14 @@ impl Around {
             boot: self.node.as_ref().map(|row| row.value.boot.clone()).unwrap_or_default(),
         }
     }
-}
 
-/// Returns a record with the claims and attachments of a step.
-pub fn stepped(record: &Record, after: Claims) -> Record {
-    Record { claims: after.claims, attachments: after.attachments, ..record.clone() }
+    /// Returns a record with the claims and attachments of a step. New attachments are of the cluster's generation.
+    pub fn stepped(&self, record: &Record, after: Claims) -> Record {
+        let Claims { claims, mut attachments, .. } = after;
+        let is_new = |at: &&mut Attachment| record.attachment(&at.node).is_none();
+        attachments.iter_mut().filter(is_new).for_each(|at| at.generation = self.generation);
+        Record { claims, attachments, ..record.clone() }
+    }
 }
 
 /// What became of a change of a record.

@@ -288,8 +288,9 @@ pub struct Attachment {
     /// has succeeded.
     #[serde(default, with = "or_default")]
     pub boot: Option<String>,
-    /// The cluster's generation in which a controller has attached the volume for claims, or the node has said that it holds one. An earlier one than the
-    /// cluster's: the row is of a backup of etcd, and the volume may have been detached since. 0: csid alone, or a server of an earlier release, wrote it.
+    /// The cluster's generation in which claims have asked for the attachment, a controller has attached the volume for them, or the node has said that it holds
+    /// one. An earlier one than the cluster's: the row is of a backup of etcd, and the volume may have been attached or detached since. 0: csid alone, or a
+    /// server of an earlier release, wrote it.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub generation: u64,
     /// The AttachVolume that made the attachment. `None`: claims made it.

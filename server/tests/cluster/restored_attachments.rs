@@ -6,8 +6,8 @@ use csi_proto::cluster::v1::call_ended::How;
 use csi_proto::cluster::v1::change_ask::What;
 use csi_proto::cluster::v1::node_change::Change;
 use csi_proto::cluster::v1::{
-    Answer, AuditAsk, CallClass, ClaimAsk, DetachAsk, DrainAsk, FenceAsk, HeldClaim, NodeAsk, NodeChange,
-    ReleaseAsk, UndrainAsk, VolumeAsk,
+    Answer, AuditAsk, CallClass, CallName, ClaimAsk, DetachAsk, DrainAsk, FenceAsk, HeldClaim, NodeAsk,
+    NodeChange, ReleaseAsk, UndrainAsk, VolumeAsk,
 };
 use tokio::task::JoinHandle;
 
@@ -95,6 +95,55 @@ async fn attachment_that_no_node_holds_is_made_again() {
         let ask = ClaimAsk { call: "call 3".into(), ..node.ask("data", "web") };
         assert_eq!(node.client(0).claim(ask).await.unwrap().into_inner().publish_context["device"], due);
     }
+}
+
+/// The backup has the claim before its first call. The call was made after the backup.
+#[tokio::test]
+async fn uncalled_attachment_of_a_backup_is_undone() {
+    let site = Site::start(1).await;
+    site.register("data", "single-node-writer").await;
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    let (node, session) = user(&site, "n1", 0).await;
+    controller.leave().await;
+    let claim = claiming(&node, 0, "data");
+    eventually("the claim waits for its call", async || {
+        row(&site, "vol/default/data/at/n1").await.contains("\"uncalled\":true")
+    })
+    .await;
+    claim.abort();
+    drop(session);
+    restored(&site, 0, 1).await.unwrap();
+    controller.join_again(0).await;
+    let (_, session) = welcome(&node, 0).await;
+    hold(&node, 0, page(&node, 2, vec![], true)).await.unwrap();
+    hold(&controller.node, 0, page(&controller.node, 2, vec![], true)).await.unwrap();
+    drop(session);
+    controller.leave().await;
+    resumed(&site, 2).await;
+    let given_up = CallName {
+        call: "call 1".into(),
+        volume: "data".into(),
+        boot: node.hello.boot.clone(),
+        ..CallName::default()
+    };
+    assert!(!node.client(0).withdraw(given_up).await.unwrap().into_inner().taken);
+    controller.join_again(0).await;
+    controller.unpublish().await;
+    eventually("the volume is free", async || row(&site, "vol/default/data/at/n1").await.is_empty()).await;
+
+    // What is written since the recovery is not of the backup.
+    controller.leave().await;
+    let (_, mut session) = welcome(&node, 0).await;
+    session.report_name("id of n1").await;
+    let (mut client, ask) = (node.client(0), ClaimAsk { call: "call 2".into(), ..node.ask("data", "web") });
+    let claim = tokio::spawn(async move { client.claim(ask).await });
+    eventually("the new claim waits for its call", async || {
+        row(&site, "vol/default/data/at/n1").await.contains("\"uncalled\":true")
+    })
+    .await;
+    controller.join_again(0).await;
+    controller.publish().await;
+    claim.await.unwrap().unwrap();
 }
 
 /// The host has rebooted since the backup, and its claim was granted again with the same context.
