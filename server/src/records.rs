@@ -94,10 +94,13 @@ impl Around {
         }
     }
 
-    /// Returns a record with the claims and attachments of a step. New attachments are of the cluster's generation.
+    /// Returns a record with the claims and attachments of a step. An attachment that the step asks for is of the cluster's generation. The record may have the
+    /// one whose detach has ended in this step.
     pub fn stepped(&self, record: &Record, after: Claims) -> Record {
         let Claims { claims, mut attachments, .. } = after;
-        let is_new = |at: &&mut Attachment| record.attachment(&at.node).is_none();
+        let is_new = |at: &&mut Attachment| {
+            at.uncalled && record.attachment(&at.node).is_none_or(|before| !before.uncalled)
+        };
         attachments.iter_mut().filter(is_new).for_each(|at| at.generation = self.generation);
         Record { claims, attachments, ..record.clone() }
     }
@@ -195,5 +198,35 @@ impl Cluster {
     fn is_own(&self, key: &RowKey) -> bool {
         let RowKey::Server(id) = key else { return false };
         self.presence.here().map_or(true, |here| here.id == *id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use csid::store::rows::Leg;
+
+    use super::*;
+
+    fn attachment(node: &str, leg: Leg, uncalled: bool, generation: u64) -> Attachment {
+        Attachment { uncalled, generation, ..Attachment::new(node, leg) }
+    }
+
+    /// A detach and the next attach may be one step.
+    #[test]
+    fn attachment_made_again_is_of_the_generation() {
+        let around = Around { node: None, plugin: None, has_controllers: true, generation: 3 };
+        let mut record = Record::none(VolumeName { namespace: "default".into(), volume: "data".into() });
+        record.attachments = vec![
+            attachment("again", Leg::Removing, false, 1),
+            attachment("backup", Leg::Making, true, 1),
+            attachment("held", Leg::Present, false, 3),
+        ];
+        let mut after = around.claims(&record, "again");
+        after.attachments[0] = attachment("again", Leg::Making, true, 0);
+        after.attachments.push(attachment("new", Leg::Making, true, 0));
+        let after = around.stepped(&record, after);
+        let generations: Vec<_> =
+            after.attachments.iter().map(|at| (at.node.as_str(), at.generation)).collect();
+        assert_eq!(generations, [("again", 3), ("backup", 1), ("held", 3), ("new", 3)]);
     }
 }
