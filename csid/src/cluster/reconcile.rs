@@ -105,7 +105,7 @@ impl Node {
             tracing::warn!(left_out, "the servers cannot read volumes, whose claims were not compared");
         }
         if ended > 0 {
-            tracing::warn!(ended, "claims that csid gave up were granted later, and are ended");
+            tracing::warn!(ended, "the servers had claims that csid has given up, which are ended");
         }
         // While the cluster recovers, etcd lacks claims that it had.
         if matches!(&*self.state.borrow(), SessionState::Joined(Joined { recovers: true, .. })) {
@@ -173,7 +173,8 @@ impl Node {
 
     /// Returns a claim that a call of this journal took in this boot, or waits for, as one whose end the servers have yet to learn. `None`: it is another claim.
     fn own_claim(&self, row: ClaimRow) -> Option<Claim> {
-        let is_live = row.state == TAKEN || row.state == PENDING;
+        // A pending claim that ends already needs no word.
+        let is_live = row.state == TAKEN || (row.state == PENDING && !row.releasing);
         let is_own = self.is_of_boot(&row.call) && row.node == self.name && is_live;
         let names = [("claim", &row.claim), ("call", &row.call), ("consumer", &row.consumer)];
         if !is_own || names.into_iter().any(|(what, name)| check_name(what, name).is_err()) {
