@@ -35,7 +35,7 @@ help: ## this list
 demo: debian-packages deb ## a volume mounted, csid killed, a machine rebooted, the file still there (root)
 	tests/demo.sh target/csid.deb
 
-demo-cluster: debian-packages deb ## three servers and two hosts by docs/cluster.md: a volume that one host has at a time (root)
+demo-cluster: debian-packages deb ## three servers and two hosts by docs/cluster-install.md: a volume that one host has at a time (root)
 	tests/demo-cluster.sh target
 
 test: run-tests count ## all tests, with counts: Rust, Go, csi-sanity, the system in a booted container (root)

@@ -1,10 +1,10 @@
-# A cluster as a person builds it by docs/cluster.md, for scripts that source this: three servers with etcd, two hosts and an operator's
+# A cluster as a person builds it by docs/cluster-install.md, for scripts that source this: three servers with etcd, two hosts and an operator's
 # machine, each a booted container. They share a network that this machine's own does not see. The blocks that are typed are those of the
-# document. The first argument of the script is the directory of the debs. The script ends with an error when a command fails.
+# documents of a cluster. The first argument of the script is the directory of the debs. The script ends with an error when a command fails.
 
 debs=$(realpath -- "$1")
 cd "$(dirname "$0")"
-document=../docs/cluster.md
+documents=(../docs/cluster*.md)
 work=$(mktemp -d "${TMPDIR:-/tmp}/csid-demo-cluster.XXXXXX")
 network=${work##*/}
 declare -A address=([s1]=10.0.0.1 [s2]=10.0.0.2 [s3]=10.0.0.3 [db-1]=10.0.0.11 [db-2]=10.0.0.12 [anna]=10.0.0.21)
@@ -55,18 +55,20 @@ refused() {
     [[ $said == *"$3"* ]] || die "the refusal does not say '$3'"
 }
 
-# block HEADING LANGUAGE [NUMBER]: prints a block of the document, without its fences.
+# block HEADING LANGUAGE [NUMBER]: prints a block of the documents, without its fences. A heading is in one of them.
 block() {
     awk -v heading="$1" -v language="$2" -v number="${3:-1}" '
-        /^```/ {
+        FNR == 1 { here = 0 }
+        /^ *```/ {
             if (fenced && wanted) { found = 1; exit }
             fenced = !fenced
-            wanted = fenced && here && substr($0, 4) == language && ++count == number
+            sub(/^ *```/, "")
+            wanted = fenced && here && $0 == language && ++count == number
             next
         }
         fenced { if (wanted) print; next }
         /^#/ { sub(/^#+ /, ""); here = $0 == heading }
-        END { exit !found }' "$document" || die "$document has no block $2 ${3:-1} below '$1'"
+        END { exit !found }' "${documents[@]}" || die "${documents[*]} have no block $2 ${3:-1} below '$1'"
 }
 # on_machine NAME: makes a block for the first machine of its kind one for this machine.
 on_machine() {
@@ -78,13 +80,13 @@ on_machine() {
 }
 # type_block MACHINE HEADING [NUMBER [COMMANDS]]: types the commands of a block there, as one shell, after these commands.
 type_block() {
-    echo "($1: the commands of docs/cluster.md, \"$2\")"
+    echo "($1: the commands of \"$2\")"
     shell "$1" "set -eu; ${4:-}
         $(block "$2" sh "${3:-1}" | on_machine "$1")" >>"$work/log" 2>&1 || die "$1: a command of \"$2\" failed"
 }
 # write_block MACHINE HEADING PATH: writes the file of a block there.
 write_block() {
-    echo "($1: $3 of docs/cluster.md, \"$2\")"
+    echo "($1: $3 of \"$2\")"
     block "$2" toml | on_machine "$1" >"$work/$1/root$3"
 }
 # each FUNCTION MACHINE…: for all of them at the same time.
@@ -111,7 +113,7 @@ boot() {
     [[ $1 != db-* ]] || options=("--bind=$work/shared:/var/lib/csi-local")
     ./container up "$work/$1" "${options[@]}" >>"$work/log" 2>&1
     connect "$1"
-    block Install hosts >>"$work/$1/root/etc/hosts"
+    block "Install a cluster" hosts >>"$work/$1/root/etc/hosts"
 }
 # connect MACHINE: gives a machine that has booted its network.
 connect() {
@@ -135,7 +137,7 @@ equip() {
     # These machines begin with Debian's etcd masked, and without the links of its init script.
     s*) install_packages "$1" csid-server && quietly "$1" 'systemctl unmask etcd && rm -f /etc/init.d/etcd' ;;
     db-*) install_packages "$1" csid csid-cluster ;;
-    anna) install_packages "$1" csid && quietly anna 'systemctl disable --now csid.service csid.socket csid-helper.socket' ;;
+    anna) install_packages "$1" csid && quietly anna 'systemctl mask --now csid.service csid.socket csid-helper.socket' ;;
     esac
 }
 # The courier: what a person does with scp.
@@ -152,6 +154,10 @@ deliver() {
 }
 start_etcd() { type_block "$1" etcd; }
 start_server() { type_block "$1" Servers 2; }
+configure_host() {
+    write_block "$1" csid-link /etc/csid/link.toml
+    write_block "$1" "A host" /etc/csid/csid.toml
+}
 start_host() {
     run "$1" 'systemctl restart csid'
     until_said "$1" 'csictl cluster status' joined
@@ -177,7 +183,7 @@ build_cluster() {
         block Certificates sh 2
         block Keys sh
     } >"$work/anna/root/root/certificates.sh"
-    echo '(anna: the commands of docs/cluster.md, "Certificates" and "Keys")'
+    echo '(anna: the commands of "Certificates" and "Keys")'
     quietly anna 'bash certificates.sh' || die "the recipe for certificates failed"
     run anna 'openssl x509 -in keys/db-1.pem -noout -ext subjectAltName,extendedKeyUsage'
     each deliver "${servers[@]}" "${hosts[@]}"
@@ -192,8 +198,7 @@ build_cluster() {
 
     say "Two hosts join"
     for host in "${hosts[@]}"; do
-        write_block "$host" csid-link /etc/csid/link.toml
-        write_block "$host" "A host" /etc/csid/csid.toml
+        configure_host "$host"
         start_host "$host"
     done
     run db-1 'csictl cluster status'

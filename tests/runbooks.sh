@@ -1,5 +1,5 @@
 #!/bin/bash
-# The runbooks of docs/cluster.md, typed as they stand: tests/runbooks.sh DIR, the directory of the debs. What happened to the machines is
+# The runbooks of docs/cluster-operations.md, typed as they stand: tests/runbooks.sh DIR, the directory of the debs. What happened to the machines is
 # made to happen first. db-1 has a volume mounted, and its file is there after each runbook.
 set -euo pipefail
 . "$(dirname "$0")/cluster-machines.sh"
@@ -21,19 +21,19 @@ keeps_file() {
 restore() {
     local server host
     each stop_all "${servers[@]}"
-    type_block s1 'Restore etcd' 3
+    type_block s1 'Restore etcd' 2
     for server in s2 s3; do
         cp "$work/s1/root/var/lib/etcd/backup" "$work/s1/root/var/lib/etcd/backup.token" "$work/$server/root/var/lib/etcd/"
     done
     each restore_etcd "${servers[@]}"
     until_said anna 'csictl --operator cluster status --json' restored
-    type_block anna 'Restore etcd' 5
+    type_block anna 'Restore etcd' 4
     for host in "${hosts[@]}"; do until_said "$host" 'csictl cluster status' recovering; done
-    until_typed anna 'Restore etcd' 6
+    until_typed anna 'Restore etcd' 5
     for host in "${hosts[@]}"; do until_said "$host" 'csictl cluster status' joined; done
 }
-stop_all() { type_block "$1" 'Restore etcd' 2; }
-restore_etcd() { type_block "$1" 'Restore etcd' 4; }
+stop_all() { type_block "$1" 'Restore etcd' 1; }
+restore_etcd() { type_block "$1" 'Restore etcd' 3; }
 # new_machine SERVER: as a machine that has Debian's packages and this server's keys, and no more: etcd runs a member of its own.
 new_machine() {
     quietly "$1" 'systemctl stop csid-server etcd; systemctl disable csid-server etcd; rm -r /var/lib/etcd/csid /etc/default/etcd; systemctl start etcd'
@@ -71,7 +71,7 @@ for server in "${servers[@]}"; do
     shell "$server" "set -eu; $(block Upgrades sh | grep -v '^csictl ')" >>"$work/log" 2>&1 || die "$server: a command of \"Upgrades\" failed"
     until_said anna 'csictl server list' "$server"
 done
-type_block anna Upgrades 2
+type_block anna Upgrades 3
 keeps_file db-1
 
 say "The power of db-1 fails: a lost machine"
@@ -125,7 +125,7 @@ run anna 'csictl server audit'
 
 say "A backup, and etcd has lost its data once more: restore etcd"
 quietly s1 'rm /var/lib/etcd/backup'
-type_block s1 'Restore etcd' 1
+type_block s1 'A backup of etcd' 1
 restore
 until_said db-2 'csictl cluster status' 'generation: 3'
 keeps_file db-2

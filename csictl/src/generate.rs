@@ -109,7 +109,7 @@ fn main_page(command: Command, out: &mut dyn io::Write) -> io::Result<()> {
     roff.control("TP", []).text([bold("/run/csid/csid.sock")]).text([roman("csid's private socket.")]);
     roff.control("TP", [])
         .text([bold("~/.config/csid/operator.toml")])
-        .text([roman("The file of an operator. /usr/share/doc/csid/docs/cluster.md describes it.")]);
+        .text([roman("The file of an operator. /usr/share/doc/csid/docs/cluster-install.md describes it.")]);
     roff.control("TP", [])
         .text([bold("/usr/share/doc/csid/docs/troubleshooting.md")])
         .text([roman("States and errors, their meanings, and what ends them.")]);

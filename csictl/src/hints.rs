@@ -83,7 +83,7 @@ fn joining(error: &CsidError, tried: &Tried) -> Option<&'static str> {
             "An operator sees what the servers have: `csictl --operator volume list`. What has moved stays there; repeat the command for the rest."
         }
         Kind::NotSupported => {
-            "The host, and what keeps a volume from moving: /usr/share/doc/csid/docs/cluster.md, \"A host\"."
+            "The host, and what keeps a volume from moving: /usr/share/doc/csid/docs/cluster-operations.md, \"A host with volumes of its own\"."
         }
         Kind::Unavailable => {
             "Why it has not joined: `csictl cluster status`. If it has volumes of its own: `csictl cluster join --import`."
@@ -259,7 +259,7 @@ fn csid(error: &CsidError, tried: &Tried) -> Option<String> {
         Kind::PluginError => format!("The plugin refused it. Its log: {log}."),
         Kind::NotSupported if error.message.ends_with(UNGRANTED) => {
             "csid-server.toml of each server needs that grant for a host with the plugin's controller, in the volume's namespace, then \
-             `systemctl reload csid-server`: /usr/share/doc/csid/docs/cluster.md, \"Controllers\"."
+             `systemctl reload csid-server`: /usr/share/doc/csid/docs/cluster-volumes.md, \"Controllers\"."
                 .to_owned()
         }
         Kind::NotSupported if tried.command == "adopt-mount" => {

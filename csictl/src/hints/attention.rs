@@ -7,7 +7,7 @@ use crate::shell::quoted;
 /// Something that needs an operator.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Due {
-    /// A word that stays the same: docs/cluster.md has all.
+    /// A word that stays the same: docs/cluster-operations.md has all.
     pub kind: String,
     /// The server, the node, or NAMESPACE/VOLUME. Empty: the whole cluster.
     pub name: String,

@@ -13,7 +13,7 @@ pub fn of_operator(error: &OperatorError, tried: &Tried) -> Option<String> {
     let volume = tried.volume.as_deref().unwrap_or("NAMESPACE VOLUME");
     let hint = match error {
         OperatorError::File { .. } => {
-            "The file names servers, ca, certificate and key; how to make them: /usr/share/doc/csid/docs/cluster.md. Another file: --operator=FILE."
+            "The file names servers, ca, certificate and key; how to make them: /usr/share/doc/csid/docs/cluster-install.md. Another file: --operator=FILE."
                 .to_owned()
         }
         OperatorError::OpenKey { path, .. } => format!(

@@ -590,11 +590,11 @@ async fn wrong_arguments_are_refused_before_etcd() {
     assert!(said.code == Some(2) && said.err.contains("csictl node"), "{said:?}");
 }
 
-/// docs/cluster.md has the commands for an authority and an operator's certificate, and the operator's file.
+/// docs/cluster-install.md has the commands for an authority and an operator's certificate, and the operator's file.
 #[tokio::test]
 async fn operator_made_as_the_document_says_is_served() {
     let site = Site::start(1).await;
-    let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/cluster.md");
+    let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/cluster-install.md");
     let document = fs::read_to_string(document).unwrap();
     let block = |before: &str, language: &str| {
         let rest = document.split_once(before).expect(before).1;

@@ -76,13 +76,13 @@ async fn status_counts_and_names_what_is_to_be_done() {
     assert_eq!(denied.error()["error"], "NotAuthorized");
 }
 
-/// The blocks of docs/cluster.md, as an operator types them.
+/// The blocks of docs/cluster-operations.md, as an operator types them.
 #[tokio::test]
 async fn commands_of_the_runbooks_are_served() {
     let site = Site::start(1).await;
     site.register("data", "single-node-writer").await;
     let file = operator(&site, "all");
-    let document = include_str!("../../../docs/cluster.md");
+    let document = include_str!("../../../docs/cluster-operations.md");
     let mut typed = 0;
     for heading in ["At a glance", "A volume that waits", "Upgrades"] {
         let rest = document.split_once(&format!("### {heading}\n")).expect(heading).1;

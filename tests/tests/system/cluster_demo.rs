@@ -1,4 +1,4 @@
-//! A cluster of six machines, built by docs/cluster.md as it is typed: its demonstration, and its runbooks.
+//! A cluster of six machines, built by docs/cluster-install.md as it is typed: its demonstration, and the runbooks of docs/cluster-operations.md.
 
 use std::path::Path;
 use std::process::Command;
