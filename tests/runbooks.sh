@@ -71,6 +71,10 @@ for server in "${servers[@]}"; do
     shell "$server" "set -eu; $(block Upgrades sh | grep -v '^csictl ')" >>"$work/log" 2>&1 || die "$server: a command of \"Upgrades\" failed"
     until_said anna 'csictl server list' "$server"
 done
+for host in "${hosts[@]}"; do
+    type_block "$host" Upgrades 2
+    until_said "$host" 'csictl cluster status' joined
+done
 type_block anna Upgrades 3
 keeps_file db-1
 
@@ -92,6 +96,27 @@ type_block anna Maintenance 1
 refused db-1 'mountpoint /srv/data' 'is not a mountpoint'
 # The host hears of the drain's end a moment later.
 until_said db-1 'csictl mount default data web --target /srv/data' /publish/
+keeps_file db-1
+
+say "db-1 is broken, and a new machine takes its place: a replaced machine"
+quietly db-1 'sync /srv/data/hello'
+./container down "$work/db-1" >>"$work/log" 2>&1
+boot db-1
+equip db-1
+deliver db-1
+configure_host db-1
+type_block db-1 'A replaced machine' 1
+until_said db-1 'csictl cluster status' another-machine
+type_block anna 'A replaced machine' 2 "csictl() { command csictl \"\$@\" --machine-id $(shell db-1 'cat /etc/machine-id'); }"
+until_said db-1 'csictl cluster status' joined
+refused db-2 'csictl mount default data web --target /srv/data' db-1/web
+type_block anna 'A replaced machine' 3 'csictl() {
+    [[ $* != *" release "* ]] || set -- "$@" --yes default/data
+    command csictl "$@"
+}'
+run anna 'csictl --operator claims'
+quietly db-1 'csictl wait local; mkdir /srv/data'
+mount_on db-1
 keeps_file db-1
 
 say "s2 and its disk are gone: a lost server"
@@ -132,9 +157,46 @@ keeps_file db-2
 refused db-1 'csictl mount default data web --target /srv/data' db-2/web
 run anna 'csictl server audit'
 
+say "The key of a server was stolen: new authorities"
+type_block anna Certificates 1 'mkdir new; cd new'
+type_block anna Certificates 2 'umask 077; cd new'
+type_block anna Keys 1 'cd new'
+quietly anna 'mv keys keys-before; mv new keys'
+each deliver "${servers[@]}" "${hosts[@]}"
+renew_all() { type_block "$1" 'A stolen key' 1; }
+each renew_all "${servers[@]}"
+for host in "${hosts[@]}"; do type_block "$host" 'Renewed certificates' 3; done
+for host in "${hosts[@]}"; do until_said "$host" 'csictl cluster status' joined; done
+run anna 'csictl server list'
+keeps_file db-2
+
 say "Unmounted and deregistered: nothing is left"
 run db-2 'csictl unmount default data web'
 until_said anna 'csictl --operator claims --json' '[]'
 run anna 'csictl --operator volume deregister default data'
 run db-1 "csi-local delete $id"
+
+say "db-2 is to be no part of the cluster: a host that leaves, and revoked certificates"
+type_block anna 'A host that leaves' 1
+run db-2 'csictl cluster leave'
+quietly db-2 "sed -i '/^\[cluster\]/,\$d' /etc/csid/csid.toml"
+type_block db-2 'A host that leaves' 2
+until_said db-2 'csictl cluster status' 'has no cluster'
+type_block anna 'A host that leaves' 3
+type_block anna 'Revoked certificates' 1 'cd keys'
+(block 'Revoked certificates' sh 2 | sed 's/anna\.pem/db-2.pem/') >"$work/anna/root/root/keys/revoke.sh"
+quietly anna 'cd keys; bash -eu revoke.sh </dev/null'
+for server in "${servers[@]}"; do
+    cp "$work/anna/root/root/keys/crl.pem" "$work/$server/root/etc/csid-server/"
+    sed -i '1i crl = "/etc/csid-server/crl.pem"' "$work/$server/root/etc/csid-server/csid-server.toml"
+    type_block "$server" 'Revoked certificates' 3
+done
+# The revoked certificate is refused, and the node does not come back.
+quietly db-2 'mkdir --mode=700 /etc/csid/link'
+deliver db-2
+configure_host db-2
+quietly db-2 'systemctl restart csid'
+until_said db-2 'csictl cluster status' 'certificate is not valid now'
+until_said db-1 'csictl cluster status' joined
+run anna 'csictl node list'
 say "Done in $SECONDS s: the runbooks do what they say"
