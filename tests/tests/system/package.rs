@@ -48,12 +48,21 @@ fn removal_keeps_mounts_and_purge_refuses() {
 }
 
 #[test]
-fn package_has_the_documents_that_it_names() {
-    let deb = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/csid.deb");
-    let listed = Command::new("dpkg-deb").args(["--contents", deb]).output().expect("dpkg-deb");
-    let files = String::from_utf8_lossy(&listed.stdout);
-    for file in ["README.md", "docs/volumes.md", "docs/troubleshooting.md"] {
-        assert!(files.contains(&format!("/usr/share/doc/csid/{file}\n")), "{file}:\n{files}");
+fn packages_have_the_documents_that_they_name() {
+    let of_csid = ["README.md", "docs/volumes.md", "docs/troubleshooting.md", "docs/cluster-install.md"];
+    // A machine of a server has no csid.
+    let of_server =
+        ["cluster.md", "cluster-install.md", "cluster-operations.md", "metrics.md", "troubleshooting.md"];
+    for (package, documents) in [
+        ("csid", of_csid.map(str::to_owned).to_vec()),
+        ("csid-server", of_server.map(|name| format!("docs/{name}")).to_vec()),
+    ] {
+        let deb = format!("{}/../target/{package}.deb", env!("CARGO_MANIFEST_DIR"));
+        let listed = Command::new("dpkg-deb").args(["--contents", &deb]).output().expect("dpkg-deb");
+        let files = String::from_utf8_lossy(&listed.stdout);
+        for file in documents {
+            assert!(files.contains(&format!("/usr/share/doc/{package}/{file}\n")), "{file}:\n{files}");
+        }
     }
 }
 
