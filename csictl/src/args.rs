@@ -51,9 +51,10 @@ pub struct Cli {
 
     /// Ask the cluster's servers as an operator, whose keys this file names
     ///
-    /// `csictl node` and `csictl server` do that anyway. With it, `volume list`, `volume show`, `volume register`,
-    /// `volume deregister`, `cluster status`, `explain`, `claims` and `release` do it, too. Without FILE it is $CSID_OPERATOR, or
-    /// ~/.config/csid/operator.toml.
+    /// `csictl node` and `csictl server` do that anyway. With it, `volume list`, `volume show`, `volume register`, `volume deregister`,
+    /// `volume create`, `volume delete`, `volume expand`, `volume validate`, `volume snapshot`, `volume attach`, `volume detach`, `plugin volumes`,
+    /// `plugin capacity`, `plugin delete-snapshot`, `snapshots`, `cluster status`, `explain`, `claims` and `release` do it, too. Without FILE it is
+    /// $CSID_OPERATOR, or ~/.config/csid/operator.toml.
     #[arg(long, global = true, display_order = 903, value_name = "FILE", require_equals = true, conflicts_with_all = ["csid_socket", "bus"])]
     #[allow(clippy::option_option, reason = "the option may stand without a file")]
     operator: Option<Option<PathBuf>>,
@@ -170,7 +171,7 @@ pub enum Command {
     /// List, show, register, unregister, restart, upgrade, drain plugins, wait for one, read its log, run a command in one, show its usage, volumes and capacity
     #[command(subcommand)]
     Plugin(Box<Plugin>),
-    /// Register, create, list, show, validate, expand, snapshot, detach, deregister, delete volumes, see how full one is
+    /// Register, create, list, show, validate, expand, snapshot, attach, detach, deregister, delete volumes, see how full one is
     #[command(subcommand)]
     Volume(Box<Volume>),
     /// Claim a registered volume for a consumer, until it is released
@@ -211,10 +212,10 @@ pub enum Command {
     /// Show this host as a node of its cluster, or the whole cluster to an operator
     #[command(subcommand)]
     Cluster(Cluster),
-    /// List, show, accept, block nodes of a cluster, as an operator: csictl asks the cluster's servers
+    /// List, show, accept, block, fence, drain, undrain, forget nodes of a cluster, as an operator: csictl asks the cluster's servers
     #[command(subcommand)]
     Node(Node),
-    /// List the servers of a cluster, check its etcd, raise the version of its values, as an operator
+    /// List the servers of a cluster, audit its etcd, begin and end its recovery, raise the version of its values, as an operator
     #[command(subcommand)]
     Server(Server),
     /// List mounts

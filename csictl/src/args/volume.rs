@@ -72,7 +72,7 @@ pub enum Volume {
         volume: OneVolume,
         /// The plugin's id of the node that the volume is attached to
         node: String,
-        /// The last resort, as root: drop the attachment though the plugin never acknowledged the detach
+        /// The last resort, as root or an operator: drop the attachment though the plugin never acknowledged the detach
         #[arg(long)]
         forget: bool,
         #[command(flatten)]
