@@ -2,11 +2,13 @@
 
 use std::io::IsTerminal;
 
+use tracing_subscriber::filter::{LevelFilter, Targets};
+
 pub(crate) fn begin() {
     use tracing_subscriber::prelude::*;
-    let filter = tracing_subscriber::EnvFilter::try_from_env("CSID_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    let registry = tracing_subscriber::registry().with(filter);
+    let filter = std::env::var("CSID_LOG").ok().and_then(|filter| filter.parse().ok());
+    let registry = tracing_subscriber::registry()
+        .with(filter.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO)));
     // systemd sets JOURNAL_STREAM for a service whose output the journal takes: then fields are kept as fields.
     match std::env::var_os("JOURNAL_STREAM").and_then(|_| tracing_journald::layer().ok()) {
         Some(journal) => registry

@@ -9,7 +9,8 @@ use clap::Parser;
 use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::prelude::*;
 
 use crate::config::Config;
 use crate::relay::Relay;
@@ -34,9 +35,10 @@ struct Arguments {
 }
 
 pub fn main() -> ExitCode {
-    let filter = EnvFilter::try_from_env("CSID_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    log.with_ansi(false).without_time().init();
+    let filter = std::env::var("CSID_LOG").ok().and_then(|filter| filter.parse().ok());
+    let filter = filter.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO));
+    let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(false).without_time();
+    tracing_subscriber::registry().with(filter).with(log).init();
     match run(Arguments::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

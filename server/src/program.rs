@@ -21,7 +21,8 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 use tonic::transport::{Certificate, Server, ServerTlsConfig};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::prelude::*;
 
 use crate::away::fence_away;
 use crate::certificates::{Certificates, read_crl};
@@ -97,9 +98,10 @@ pub fn main() -> ExitCode {
 
 /// Runs a server that knows these versions of values.
 pub fn main_knowing(schemas: Schemas) -> ExitCode {
-    let filter = EnvFilter::try_from_env("CSID_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    log.with_ansi(false).without_time().init();
+    let filter = std::env::var("CSID_LOG").ok().and_then(|filter| filter.parse().ok());
+    let filter = filter.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO));
+    let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(false).without_time();
+    tracing_subscriber::registry().with(filter).with(log).init();
     match begin(Arguments::parse(), schemas) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
