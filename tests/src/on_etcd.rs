@@ -9,19 +9,19 @@ use futures_util::FutureExt;
 
 use crate::world::is_set;
 
-/// The endpoint of the member that csid uses in place of its journal.
-pub const ENDPOINT: &str = "CSID_TEST_ETCD";
+/// The endpoints of the etcd that csid uses in place of its journal, with commas between them.
+pub const ENDPOINTS: &str = "CSID_TEST_ETCD";
 
 /// Returns whether csid's registry is on etcd in this run, for a test of the journal's registry alone. Prints why it is skipped then.
 pub fn is_skipped(why: &str) -> bool {
-    is_set(ENDPOINT, "with the registry on etcd", why)
+    is_set(ENDPOINTS, "with the registry on etcd", why)
 }
 
 /// Returns what opens the registry. Each journal has keys of its own.
-pub fn open(endpoint: String) -> Box<OpenRegistry> {
+pub fn open(endpoints: String) -> Box<OpenRegistry> {
     Box::new(move |store| {
         let config = EtcdConfig {
-            endpoints: vec![endpoint.clone()],
+            endpoints: endpoints.split(',').map(str::to_owned).collect(),
             tls: None,
             prefix: format!("/{}/", store.journal_id()),
             timing: Timing::default(),

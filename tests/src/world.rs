@@ -150,7 +150,7 @@ pub fn left_out(why: &str) {
 pub(crate) fn is_set(variable: &str, how: &str, why: &str) -> bool {
     let is_set = std::env::var_os(variable).is_some();
     if is_set {
-        eprintln!("skipped {how}: {why}");
+        left_out(&format!("{how}: {why}"));
     }
     is_set
 }
@@ -530,7 +530,7 @@ impl World {
             .env("DBUS_SYSTEM_BUS_ADDRESS", format!("unix:path={}", self.path("no-bus").display()))
             .env("NOTIFY_SOCKET", &notify)
             .env("RUST_BACKTRACE", "1")
-            .envs(std::env::var(on_etcd::ENDPOINT).map(|endpoint| (on_etcd::ENDPOINT, endpoint)))
+            .envs(std::env::var(on_etcd::ENDPOINTS).map(|endpoints| (on_etcd::ENDPOINTS, endpoints)))
             .envs(&self.environment)
             .envs(environment.iter().copied())
             .envs(self.held.iter().map(held_at))

@@ -12,8 +12,8 @@ fn main() -> std::process::ExitCode {
     if std::env::var_os(csid_tests::old_kernel::VARIABLE).is_some() {
         csid_tests::old_kernel::begin().expect("a filter of system calls");
     }
-    match std::env::var(csid_tests::on_etcd::ENDPOINT) {
-        Ok(endpoint) => csid::daemon::main_with(&*csid_tests::on_etcd::open(endpoint)),
+    match std::env::var(csid_tests::on_etcd::ENDPOINTS) {
+        Ok(endpoints) => csid::daemon::main_with(&*csid_tests::on_etcd::open(endpoints)),
         Err(_) => csid::daemon::main(),
     }
 }
