@@ -2,6 +2,19 @@
 
 use crate::folding::broken;
 
+/// The rule that no two consumers write to a volume of one writer.
+pub const TWO_WRITERS: &str = "two writers:";
+/// The rule that no volume is detached from a node that has not given it back.
+pub const EARLY_DETACH: &str = "is unpublished from";
+
+/// A break of a scene, and the rule by which the judge has to see it.
+#[derive(Clone, Copy, Debug)]
+pub struct Broken {
+    pub of: Break,
+    /// Words of the rule's message. Empty: any rule.
+    pub rule: &'static str,
+}
+
 /// A fault of the product that a scene has on purpose. The judge has to see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Break {

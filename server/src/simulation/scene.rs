@@ -14,7 +14,7 @@ use csid_etcd::double::Double;
 use tokio::time::{Instant, sleep};
 use tonic::Request;
 
-use super::breaks::Break;
+use super::breaks::{Break, Broken};
 use super::client::Client;
 use super::dice::Dice;
 use super::faults::{Fault, Faults};
@@ -25,7 +25,7 @@ use super::operator::Operator;
 use super::scheduler::Scheduler;
 use super::server::{self, Running, identity};
 use super::world::World;
-use crate::folding::broken;
+use crate::folding;
 use crate::random::seeded;
 
 /// How long the cluster has to come to rest when nothing fails any more. A claim that was given up is tried again after 300 s.
@@ -59,10 +59,10 @@ impl fmt::Display for Outcome {
 }
 
 /// Plays the scene of a seed. `keeps_log`: the outcome has what happened.
-pub fn play(seed: u64, is_broken: Option<Break>, keeps_log: bool) -> Outcome {
+pub fn play(seed: u64, broken: Option<Broken>, keeps_log: bool) -> Outcome {
     seeded::begin(Some(seed));
-    broken::begin(match is_broken {
-        Some(Break::Fold(fault)) => Some(fault),
+    folding::broken::begin(match broken {
+        Some(Broken { of: Break::Fold(fault), .. }) => Some(fault),
         _ => None,
     });
     let mut builder = tokio::runtime::Builder::new_current_thread();
@@ -71,7 +71,7 @@ pub fn play(seed: u64, is_broken: Option<Break>, keeps_log: bool) -> Outcome {
     #[cfg(tokio_unstable)]
     builder.rng_seed(tokio::runtime::RngSeed::from_bytes(&seed.to_le_bytes()));
     let outcome = builder.build().unwrap().block_on(async {
-        let scene = Scene::new(seed, is_broken, keeps_log).await;
+        let scene = Scene::new(seed, broken, keeps_log).await;
         let begun = Instant::now();
         scene.play().await;
         let world = &scene.world;
@@ -80,7 +80,7 @@ pub fn play(seed: u64, is_broken: Option<Break>, keeps_log: bool) -> Outcome {
         Outcome { violation: world.violation(), log: world.log(), faults, grants, calls, took }
     });
     seeded::begin(None);
-    broken::begin(None);
+    folding::broken::begin(None);
     outcome
 }
 
@@ -103,15 +103,15 @@ struct Scene {
 }
 
 impl Scene {
-    async fn new(seed: u64, is_broken: Option<Break>, keeps_log: bool) -> Scene {
+    async fn new(seed: u64, broken: Option<Broken>, keeps_log: bool) -> Scene {
+        let is_broken = broken.map(|broken| broken.of);
         let dice = Dice::new(seed);
         let double = Double::default();
         tokio::spawn(double.clone().run());
         server::init(&double).await;
         let seen = Arc::new(Faults::default());
         let network = Arc::new(Network::new(dice.clone(), seen.clone()));
-        let world =
-            World::new(double.clone(), dice.clone(), seen, is_broken == Some(Break::SlowPlugin), keeps_log);
+        let world = World::new(double.clone(), dice.clone(), seen, broken, keeps_log);
         let count = 2 + usize::from(dice.once_in(4));
         let servers = (0..count).map(|n| Some(server::start(&double, &network, n))).collect();
         let servers: Servers = Arc::new(Mutex::new(servers));

@@ -8,6 +8,7 @@ use csi_proto::cluster::v1::Failure;
 use csid_etcd::double::Double;
 use tokio::time::Instant;
 
+use super::breaks::{Break, Broken, EARLY_DETACH, TWO_WRITERS};
 use super::dice::Dice;
 use super::faults::{Fault, Faults};
 use super::history::{History, RefusedClaim};
@@ -64,14 +65,24 @@ pub struct World {
     keeps_log: bool,
     /// Whether plugins go on for longer than they may.
     is_slow: bool,
+    /// The words of the only rule that counts. Empty: all count.
+    rule: &'static str,
 }
 
 impl World {
-    pub fn new(double: Double, dice: Dice, seen: Arc<Faults>, is_slow: bool, keeps_log: bool) -> World {
+    pub fn new(
+        double: Double,
+        dice: Dice,
+        seen: Arc<Faults>,
+        broken: Option<Broken>,
+        keeps_log: bool,
+    ) -> World {
+        let is_slow = broken.is_some_and(|broken| broken.of == Break::SlowPlugin);
+        let rule = broken.map_or("", |broken| broken.rule);
         let is_shown = std::env::var_os("CSID_SIM_LOG").is_some();
         let storage = Storage { begun: Some(Instant::now()), ..Storage::default() };
         let (storage, history) = (Arc::new(Mutex::new(storage)), Arc::new(Mutex::new(History::new())));
-        World { storage, double, history, dice, seen, is_shown, keeps_log, is_slow }
+        World { storage, double, history, dice, seen, is_shown, keeps_log, is_slow, rule }
     }
 
     fn lock(&self) -> MutexGuard<'_, Storage> {
@@ -92,10 +103,12 @@ impl World {
         storage.log.push(line);
     }
 
-    /// Says that a rule was broken. The first one counts.
+    /// Says that a rule was broken. The first one counts, or the first one of the only rule that counts.
     pub fn fail(&self, text: String) {
         self.note(|| format!("VIOLATION: {text}"));
-        self.lock().violation.get_or_insert(text);
+        if text.contains(self.rule) {
+            self.lock().violation.get_or_insert(text);
+        }
     }
 
     pub fn violation(&self) -> Option<String> {
@@ -160,7 +173,7 @@ impl World {
         storage.mounted.insert(hold.clone());
         drop(storage);
         if let Some(other) = other.filter(|_| is_single(volume)) {
-            self.fail(format!("two writers: {hold:?} and {other:?}"));
+            self.fail(format!("{TWO_WRITERS} {hold:?} and {other:?}"));
         }
         if !device.is_empty() && at.as_deref() != Some(device) {
             self.fail(format!("{hold:?} was granted {device}, and has {at:?}"));
@@ -209,7 +222,7 @@ impl World {
                 self.fail(format!("a stale call was made: epoch {epoch} after {seen} for {volume}"));
             }
             if let Some(user) = user.filter(|_| !is_publish) {
-                self.fail(format!("{volume} is unpublished from {node}, and {user:?} has not given it back"));
+                self.fail(format!("{volume} {EARLY_DETACH} {node}, and {user:?} has not given it back"));
             }
         }
         let world = self.clone();
