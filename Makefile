@@ -129,6 +129,13 @@ package-files: debian-packages
 	if [[ $(PROFILE) == release && $(PGO) != no ]]; then
 		packaging/pgo
 		install target/pgo/csid target/release/csid
+	elif [[ $(PROFILE) == release ]]; then
+		# The root daemon has no TLS. In one call with csid-server it is built with that.
+		cargo build --locked -p csid --profile release
+	fi
+	if [[ $(PROFILE) == release ]] && grep --quiet rustls target/release/csid; then
+		echo "target/release/csid has rustls, and csid has no network" >&2
+		exit 1
 	fi
 	csictl=target/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))/csictl
 	mkdir -p target/man target/completions target/bin target/sbin
