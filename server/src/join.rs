@@ -23,6 +23,8 @@ const PROTOCOL: u32 = 1;
 const PLUGINS: usize = 64;
 /// The limit of plugins whose names of a node are kept.
 const NODE_IDS: usize = 128;
+/// The limit of a node's row after a report of the node, in bytes. etcd takes 64 KiB: the rest is for what operators and servers write of the node.
+const REPORTED: usize = 48 * 1024;
 /// Tries of a change that others are faster with.
 const TRIES: usize = 16;
 
@@ -352,7 +354,15 @@ impl Cluster {
                 }
             }
             let key = RowKey::Node(node.to_owned());
-            let write = Write { value: Some(rows::write(&key, &row)?), key, lease: 0 };
+            let value = rows::write(&key, &row)?;
+            if value.len() > REPORTED {
+                let size = value.len();
+                let text = format!(
+                    "node {node} reports plugins for a row of {size} bytes, and the limit is {REPORTED}"
+                );
+                return Err(Error::new(Kind::RateLimited, text).into());
+            }
+            let write = Write { value: Some(value), key, lease: 0 };
             match edges::write(&self.rows, &[node_guard(node, &present), here.guard()], vec![write]).await? {
                 Written::Done { .. } => {
                     self.node_now(node).await?;

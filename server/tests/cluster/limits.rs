@@ -1,12 +1,20 @@
 //! The limits of one caller. It is refused with ResourceExhausted, and keeps no other out.
 
-use csi_proto::cluster::v1::{AuditAsk, FromNode, Hello, VolumeAsk};
+use std::time::Duration;
+
+use csi_proto::cluster::v1::node_change::Change;
+use csi_proto::cluster::v1::{
+    AuditAsk, BlockAsk, FromNode, Hello, PluginReport, Plugins, VolumeAsk, from_node,
+};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status};
 
-use crate::site::{First, Refusal, Site, eventually, open};
+use crate::attach::row;
+use crate::fence::set;
+use crate::recovery::{leave_out, restored, resume};
+use crate::site::{First, Node, Refusal, Site, eventually, open};
 
 /// Returns whether a call was refused by a limit of the caller. Such a refusal says so in all its parts.
 fn is_over_the_limit(refused: &Status) -> bool {
@@ -161,4 +169,65 @@ async fn claim_that_waits_ends_with_its_grant() {
     site.servers.push(server);
     // Without the grant's end the entry would stay for 60 s after the last ask.
     eventually("the entry has ended", async || raw.below(queue).await.is_empty()).await;
+}
+
+/// Returns 64 plugins. The node's names by them have `size` quotes in all, and JSON doubles each.
+fn plugins(prefix: &str, size: usize) -> Vec<PluginReport> {
+    let of = |n: usize| PluginReport {
+        plugin: format!("{prefix}{n:x<126}"),
+        node_id: format!("n{}", "\"".repeat(size.saturating_sub(n * 255).min(255))),
+        ..PluginReport::default()
+    };
+    (0..64).map(of).collect()
+}
+
+/// Reports plugins in a session of its own. Returns whether the server has written them.
+async fn is_reported(site: &Site, node: &Node, plugins: Vec<PluginReport>) -> bool {
+    let (first, mut session) = loop {
+        match open(&mut node.client(0), node.hello.clone()).await {
+            Ok(opened) => break opened,
+            // The server has not seen the ends of the sessions before.
+            Err(refused) => assert!(is_over_the_limit(&refused), "{refused:?}"),
+        }
+    };
+    assert!(matches!(first, First::Welcome(_)), "{first:?}");
+    let before = row(site, "node/n1").await;
+    let report = from_node::Is::Plugins(Plugins { plugins });
+    session.to_server.send(FromNode { is: Some(report) }).await.unwrap();
+    while row(site, "node/n1").await == before {
+        match tokio::time::timeout(Duration::from_millis(20), session.from_server.message()).await {
+            Ok(Ok(Some(_))) | Err(_) => {}
+            Ok(Ok(None)) => return false,
+            Ok(Err(refused)) => {
+                assert!(Refusal::of(&refused).message.contains("the limit is"), "{refused:?}");
+                return false;
+            }
+        }
+    }
+    true
+}
+
+/// A node makes its own row as large as servers let it. What operators write of the node has room.
+#[tokio::test]
+async fn node_with_a_full_row_is_fenced_and_blocked() {
+    let site = Site::start(1).await;
+    let node = site.node("n1");
+    // The first name of a node by each plugin stays.
+    assert!(is_reported(&site, &node, plugins("a", 255 * 26).into_iter().take(26).collect()).await);
+    assert!(is_reported(&site, &node, plugins("b", 0)).await);
+    let (mut taken, mut refused) = (0, 255 * 64);
+    assert!(!is_reported(&site, &node, plugins("b", refused)).await, "no row is that large");
+    while refused - taken > 1 {
+        let size = (taken + refused) / 2;
+        match is_reported(&site, &node, plugins("b", size)).await {
+            true => taken = size,
+            false => refused = size,
+        }
+    }
+    let size = row(&site, "node/n1").await.len();
+    assert!(size > 47 * 1024, "{size}");
+    restored(&site, 0, 1).await.unwrap();
+    leave_out(&site, 0, "n1").await.expect("a recovery goes on without the node");
+    resume(&site).await.unwrap();
+    set(&site, 0, "n1", Change::Block(BlockAsk { reason: "y".repeat(256) })).await.unwrap();
 }
