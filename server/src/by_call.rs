@@ -18,6 +18,9 @@ use csid::volume::rules::{ClaimAction, ClaimOutcome};
 
 use crate::forward::Ended;
 
+/// How many rows of forgotten attachments one change removes. A transaction of etcd takes 128 operations, with those of claims.
+const REMOVED_AT_ONCE: usize = 64;
+
 /// Returns the name under which the failure of an attachment is kept for the callers that wait.
 pub fn failure_name(name: &VolumeName, node_id: &str) -> String {
     format!("attach {name} to {node_id}")
@@ -108,9 +111,14 @@ pub fn forget(record: &mut Record, node_id: &str) {
     }
 }
 
-/// Removes the rows of forgotten attachments. No call for the volume may run any more.
+/// Removes rows of forgotten attachments, as many as a transaction takes. No call for the volume may run any more.
 pub fn remove_forgotten(record: &mut Record) {
-    record.attachments.retain(|at| !is_forgotten(at));
+    let mut left = REMOVED_AT_ONCE;
+    record.attachments.retain(|at| {
+        let is_removed = is_forgotten(at) && left > 0;
+        left -= usize::from(is_removed);
+        !is_removed
+    });
 }
 
 fn note_end(record: &mut Record, node_id: &str) {

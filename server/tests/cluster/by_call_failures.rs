@@ -207,6 +207,38 @@ async fn forgotten_call_keeps_others_out_until_its_end() {
     claim.await.unwrap().unwrap();
 }
 
+/// A transaction of etcd takes 128 operations.
+#[tokio::test]
+async fn many_forgotten_attachments_are_removed() {
+    const MANY: usize = 120;
+    let site = Site::start_with(1, "controller-seconds = 60").await;
+    site.register("data", "multi-node-multi-writer").await;
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    let mut all = site.operator(0, "all");
+    for n in 0..MANY {
+        let attach = attaching(&all, attach_ask("data", &format!("x{n}")));
+        controller.publish().await;
+        attach.await.unwrap().unwrap();
+    }
+    let (last, call) = attach_begins(&all, &mut controller, attach_ask("data", "last")).await;
+    for n in 0..MANY {
+        let node_id = format!("x{n}");
+        let detach = detaching(&all, detach_ask("data", &node_id));
+        eventually("its detach waits", async || at(&site, "data", &node_id).await.contains("removing")).await;
+        once(&mut all, What::Detach(DetachAsk { forget: true, ..detach_ask("data", &node_id) }))
+            .await
+            .unwrap();
+        detach.await.unwrap().unwrap();
+    }
+    assert!(at(&site, "data", "x0").await.contains("forgotten"), "a call for the volume may run");
+    controller.end(&call, attached("/dev/x")).await;
+    last.await.unwrap().unwrap();
+    for n in 0..MANY {
+        let node_id = format!("x{n}");
+        eventually("it is removed", async || at(&site, "data", &node_id).await.is_empty()).await;
+    }
+}
+
 /// The node's limit, drain and fence hold from then on.
 #[tokio::test]
 async fn node_that_joins_before_the_call_is_in_the_row() {
