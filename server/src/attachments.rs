@@ -167,6 +167,7 @@ impl Cluster {
         name: &VolumeName,
         ask: &DetachAsk,
     ) -> Result<VolumeRow> {
+        self.require_unblocked(caller).await?;
         let record = self.while_here(async { Ok(self.registry.record(name.clone()).await?) }).await?;
         let Some(at) = attachment(&record, &ask.node_id) else {
             rules::refuse_claimed(&record).map_err(|error| holders_of(&record, error))?;
