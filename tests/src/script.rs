@@ -142,6 +142,8 @@ pub enum Act {
 pub enum Lie {
     /// Nothing is there.
     Nothing,
+    /// Each snapshot of a list is of a volume that there is not.
+    Another,
     /// A directory or file with nothing mounted on it.
     Empty,
     /// A mounted regular file.

@@ -3,10 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use csi_proto::cluster::v1::change_ask::What;
+use csi_proto::cluster::v1::{
+    Capability, ChangeAsk, CreateAsk, DeleteAsk, DeleteSnapshotAsk, SnapshotAsk, Spec, VolumeRow,
+};
 use csid_client::{AccessMode, Client, CreateVolume, ExpandOptions, Kind, SnapshotOptions, VolumeOptions};
 use csid_tests::ask::*;
 use csid_tests::fault::Fault;
-use csid_tests::script::Half;
+use csid_tests::script::{Act, Half, Lie, Rule};
 use csid_tests::world::{World, count, eventually, refusal, world};
 
 use crate::kills::again;
@@ -21,6 +25,12 @@ const CREATES: &[&str] = &[
     "CREATE_DELETE_SNAPSHOT",
     "LIST_SNAPSHOTS",
 ];
+
+/// Makes a change as an operator.
+async fn change(site: &Site, what: What) -> Result<VolumeRow, tonic::Status> {
+    let changed = site.operator(0, "all").change(ChangeAsk { what: Some(what) }).await;
+    changed.map(tonic::Response::into_inner)
+}
 
 /// Starts this world's csid as `c1`, which has the plugin's controller.
 async fn c1(w: &mut World, link: &Path) -> Client {
@@ -147,6 +157,50 @@ async fn nothing_at_servers(site: &Site) {
         raw.below("/csid/v1/vol/").await.is_empty() && raw.below("/csid/v1/ext/").await.is_empty()
     })
     .await;
+}
+
+/// The servers have asked which volume the snapshot is of, and the plugin of this host says otherwise: a host that was asked has lied.
+#[test]
+fn snapshot_of_another_volume_is_not_deleted() {
+    world(async |w| {
+        let site = Site::start(1).await;
+        let link = site.node("c1");
+        let client = c1(w, link.run()).await;
+        let capability =
+            Capability { access_mode: "single-node-writer".into(), attachment_mode: "file-system".into() };
+        let spec = Spec { capabilities: vec![capability], ..Spec::default() };
+        let (volume, plugin) = ("data".to_owned(), "p".to_owned());
+        let create = CreateAsk {
+            volume: volume.clone(),
+            plugin: plugin.clone(),
+            spec: Some(spec),
+            capacity_min: 1 << 20,
+            ..CreateAsk::default()
+        };
+        change(&site, What::Create(create)).await.unwrap();
+        let snapshot =
+            SnapshotAsk { volume, name: "monday".into(), call: "1".into(), ..SnapshotAsk::default() };
+        let made = change(&site, What::Snapshot(snapshot)).await.unwrap().snapshot.unwrap();
+        let delete = |call: &str| {
+            let (plugin, snapshot, call) = (plugin.clone(), made.id.clone(), call.to_owned());
+            change(&site, What::DeleteSnapshot(DeleteSnapshotAsk { plugin, snapshot, call }))
+        };
+        // The server asks first, and then the host that is to delete it.
+        let of_host = |act| Rule { from: 2, times: 1, ..Rule::always("ListSnapshots", act) };
+        w.plugin("p").rules([of_host(Act::Lie(Lie::Another))]);
+        let refused = delete("2").await.unwrap_err();
+        assert!(refused.message().contains("is not of the volume"), "{refused:?}");
+        assert_eq!(w.plugin("p").count("DeleteSnapshot", ""), 0);
+        // A list without an answer is repeated.
+        w.plugin("p").rules([of_host(Act::Fail(14))]);
+        delete("3").await.unwrap();
+        assert_eq!(w.plugin("p").count("DeleteSnapshot", ""), 1);
+        w.honest();
+        let delete = DeleteAsk { volume: "data".into(), ..DeleteAsk::default() };
+        change(&site, What::Delete(delete)).await.unwrap();
+        nothing_at_servers(&site).await;
+        w.nothing_left(&client).await;
+    });
 }
 
 #[test]

@@ -293,6 +293,11 @@ impl Volumes {
         // A uid of another host is none of this one's. Volumes of the servers are root's here.
         let context =
             CallContext { uid: 0, secrets: secrets.as_ref(), secrets_forgotten, patience: call.deadline };
+        if let ForwardedRpc::DeleteSnapshot { snapshot } = &call.rpc
+            && !has_snapshot(&controller, snapshot, external_id, context).await?
+        {
+            return Ok(ForwardedAnswer::Done);
+        }
         match call.rpc.call(&controller, external_id, context).await {
             Ok(ForwardedAnswer::Validated(Err(_))) if call.is_silent => {
                 let why = "the plugin's message is withheld, for it may repeat a context".to_owned();
@@ -318,6 +323,32 @@ impl Volumes {
             None => Ok(None),
         }
     }
+}
+
+/// Returns whether the plugin has a snapshot of a volume. Refuses one of another volume: the servers have asked another host which volume it
+/// is of, and that host may lie.
+async fn has_snapshot(
+    controller: &Controller,
+    snapshot: &str,
+    external_id: &str,
+    context: CallContext<'_>,
+) -> Result<bool, ForwardedFailure> {
+    let (found, _) = controller.snapshots(snapshot, "", "", 1, context).await.map_err(|error| {
+        let failure = failed(error, RpcKind::Controller);
+        // A list without an answer has changed nothing.
+        let outcome = match failure.outcome {
+            ClaimOutcome::Unknown => ClaimOutcome::Again,
+            outcome => outcome,
+        };
+        ForwardedFailure { outcome, error: failure.error }
+    })?;
+    let Some(found) = found.into_iter().find(|found| found.id == snapshot) else { return Ok(false) };
+    if found.external_id == external_id {
+        return Ok(true);
+    }
+    let text = format!("snapshot {snapshot} is not of the volume {external_id}, of which it was said to be");
+    let outcome = ClaimOutcome::Hopeless(text.clone());
+    Err(ForwardedFailure { outcome, error: Error::new(Kind::NotAuthorized, text) })
 }
 
 /// Returns whether a failed call may have a message of the plugin.

@@ -205,10 +205,17 @@ impl controller_server::Controller for Plugin {
             secrets: pairs(r.secrets.clone()),
             ..call("ListSnapshots", r.source_volume_id.clone())
         };
-        self.control(call, move |backend, script, call| {
+        let backend = self.backend.clone();
+        self.run(call, move |script, call, lie| {
+            let _lock = backend.lock().map_err(internal)?;
             let mut all = backend.all::<Snapshot>().map_err(internal)?;
             all.retain(|one| call.snapshot.is_empty() || one.id == call.snapshot);
             all.retain(|one| call.volume.is_empty() || one.volume == call.volume);
+            match lie {
+                Some(Lie::Nothing) => all.clear(),
+                Some(Lie::Another) => all.iter_mut().for_each(|one| one.volume = "another".to_owned()),
+                _ => {}
+            }
             let (page, next_token) = page(all, r.max_entries, &r.starting_token, script)?;
             let entry = |one| list_snapshots_response::Entry { snapshot: Some(volumes::taken(one, script)) };
             Ok(ListSnapshotsResponse { entries: page.iter().map(entry).collect(), next_token })
