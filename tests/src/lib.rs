@@ -23,6 +23,7 @@ pub mod fault;
 pub mod held;
 pub mod hung;
 pub mod kernel;
+pub mod network;
 pub mod old_kernel;
 pub mod older;
 pub mod on_etcd;

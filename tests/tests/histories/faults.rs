@@ -16,6 +16,7 @@ use csid_etcd::api::{
     CompactionRequest, KeyValue, LeaseRevokeRequest, PutRequest, RangeRequest, RequestOp, TxnRequest,
 };
 use csid_tests::dice::Dice;
+use csid_tests::network::Way;
 use csid_tests::world::eventually;
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
@@ -26,7 +27,6 @@ use tonic::transport::{Channel, Endpoint};
 use crate::history::{Line, Outcome};
 use crate::host::{Host, Order};
 use crate::load::{Shared, VOLUMES};
-use crate::network::Way;
 use crate::site::Site;
 use crate::{BOUND, HOSTS, Run, keep, stopped};
 

@@ -8,7 +8,6 @@ mod flat;
 mod history;
 mod host;
 mod load;
-mod network;
 mod samples;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,6 +30,7 @@ use csid_tests::cluster as site;
 use csid_tests::dice::Dice;
 use csid_tests::etcd::{Cluster as Etcd, Place};
 use csid_tests::fault::Fault as ServerFault;
+use csid_tests::network::Network;
 use csid_tests::world::{World, eventually, within_time, world, world_within};
 use rustix::mount::{MountFlags, mount};
 use rustix::process::Signal;
@@ -40,7 +40,6 @@ use crate::faults::{Faults, claims, holders};
 use crate::history::{History, Line};
 use crate::host::{CLIENTS, CONTROLLER, Host, Places, host, log, node_id};
 use crate::load::{ATTACHING, Shared, Stray, VOLUMES};
-use crate::network::Network;
 use crate::site::{Programs, Site};
 
 /// The hosts with clients at the start, and at the end.

@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use csid_tests::etcd::command;
 use rustix::thread::{UnshareFlags, unshare_unsafe};
+
+use crate::etcd::command;
 
 const BRIDGE: &str = "bridge";
 /// The interface of each machine.
@@ -24,6 +25,7 @@ pub enum Way {
     Out,
 }
 
+/// The machines of a test, and the bridge between them.
 pub struct Network {
     /// The test's own namespace.
     own: File,
@@ -36,13 +38,19 @@ struct Machine {
 }
 
 impl Network {
+    #[allow(clippy::new_without_default, reason = "it changes the thread")]
     /// Gives this thread, and what it starts from now on, a network of its own: loopback and the bridge.
     pub fn new() -> Network {
         let own = namespace();
         run("ip", &["link", "add", BRIDGE, "type", "bridge"]);
-        run("ip", &["address", "add", &format!("{}/24", address(254)), "dev", BRIDGE]);
+        run("ip", &["address", "add", &format!("{}/24", Network::own_address()), "dev", BRIDGE]);
         run("ip", &["link", "set", BRIDGE, "up"]);
         Network { own, machines: BTreeMap::new() }
+    }
+
+    /// Returns the address of the test's own network namespace, which each machine reaches.
+    pub fn own_address() -> Ipv4Addr {
+        address(254)
     }
 
     /// Adds a machine. Returns its address.
@@ -74,6 +82,13 @@ impl Network {
     /// Drops packets of machines for a time, also those of connections that the machines have opened. `others`: the machines that they do not
     /// reach. Empty: they reach no machine.
     pub async fn cut(&self, machines: &[String], others: &[String], way: Way, time: Duration) {
+        self.begin_cut(machines, others, way);
+        tokio::time::sleep(time).await;
+        self.end_cut(machines);
+    }
+
+    /// Drops packets as [`Network::cut`] does, until the cut ends.
+    pub fn begin_cut(&self, machines: &[String], others: &[String], way: Way) {
         for name in machines {
             for (is_cut, chain, by, end) in [
                 (way != Way::Out, "INPUT", "--in-interface", "--source"),
@@ -91,7 +106,10 @@ impl Network {
                 }
             }
         }
-        tokio::time::sleep(time).await;
+    }
+
+    /// Ends the cuts of machines.
+    pub fn end_cut(&self, machines: &[String]) {
         for name in machines {
             self.iptables(name, &["--flush"]);
         }
@@ -138,10 +156,10 @@ mod tests {
     use std::net::UdpSocket;
     use std::os::fd::AsFd;
 
-    use csid_tests::world::world;
     use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
     use super::*;
+    use crate::world::world;
 
     impl Network {
         /// Returns a socket on a machine.
