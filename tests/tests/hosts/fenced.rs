@@ -1,5 +1,6 @@
 //! Claims that end at the servers by an operator's word, while the host goes on.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use csi_proto::cluster::v1::node_change::Change;
@@ -13,14 +14,14 @@ use csid_tests::world::{World, eventually, refusal, world};
 use crate::*;
 
 /// Fences a node, as an operator who has just looked at it.
-async fn fence(site: &Site, node: &str) {
+pub(crate) async fn fence(site: &Site, node: &str) {
     let mut admin = site.admin(0, "all");
     let revision = admin.node(NodeAsk { node: node.into() }).await.unwrap().into_inner().revision;
     let change = Some(Change::Fence(FenceAsk { reason: "no answer".into(), revision, by_hand: false }));
     admin.set_node(NodeChange { node: node.into(), change }).await.unwrap();
 }
 
-async fn fenced(w: &World) {
+pub(crate) async fn fenced(w: &World) {
     eventually("csid is fenced", async || w.status().contains("refused as fenced")).await;
 }
 
@@ -252,5 +253,118 @@ fn fenced_host_repairs_no_mount() {
         unmount(&client, "data", "web").await.expect("an unmount needs no server");
         joined(w).await;
         w.nothing_left(&client).await;
+    });
+}
+
+/// The volumes of the host that is cut off.
+const HELD: [&str; 2] = ["data", "more"];
+
+/// Mounts on the second host what the first had. Both stay mounted until the first host's test ends.
+async fn mounts_both(w: &mut World, link: &Path, _: PathBuf, mut first: Other) {
+    let client = start_node(w, "n2", link).await;
+    first.say("ready");
+    first.hear("its machine is off").await;
+    for volume in HELD {
+        mount_registered(&client, volume, "web").await.unwrap();
+    }
+    let calls = w.plugin("p").volume_calls().len();
+    first.say("mounted");
+    first.hear("it is back").await;
+    for volume in HELD {
+        assert_eq!(row(&client, volume, "web").await.unwrap().state, "mounted");
+    }
+    assert_eq!(w.plugin("p").volume_calls().len(), calls, "the first host's return made calls here");
+    for volume in HELD {
+        unmount(&client, volume, "web").await.unwrap();
+    }
+    w.nothing_left(&client).await;
+}
+
+/// Fences `n1` while it is cut off, in error: its machine is on. One of its two volumes is unmounted meanwhile, and `n2` mounts both. Then `n1` reaches the
+/// server again, and touches nothing. `ends` ends what `n1` has mounted.
+fn fenced_while_cut_off<F>(ends: F)
+where
+    F: AsyncFnOnce(&mut World, Client) -> Client + Send + 'static,
+{
+    world(async move |w| {
+        let (site, wire) = one_server_on_wire(&HELD).await;
+        let (client, _link) = n1(w, &site).await;
+        let (mut n2, thread, _n2) = start_user(&site, w, "n2", mounts_both).await;
+        let path = mount_registered(&client, "data", "web").await.unwrap().source;
+        mount_registered(&client, "more", "web").await.unwrap();
+        wire.cut();
+        cut_off(w).await;
+        unmount(&client, "more", "web").await.expect("an unmount needs no server");
+        let is_owed = async |client: &Client| {
+            let states = claims(client).await.into_iter().map(|row| (row.volume, row.state));
+            let due = [("data", "taken"), ("more", "controller-detached")];
+            states.eq(due.map(|(volume, state)| (volume.to_owned(), state.to_owned())))
+        };
+        assert!(is_owed(&client).await);
+        fence(&site, "n1").await;
+        for volume in HELD {
+            servers_have(&site, volume, &[]).await;
+        }
+        n2.say("its machine is off");
+        n2.hear("mounted").await;
+        let theirs =
+            async || [claims_at_servers(&site, "data").await, claims_at_servers(&site, "more").await];
+        let before = theirs().await;
+        assert!(before.iter().all(|claims| claims.len() == 1 && claims[0].0 == "n2/web"), "{before:?}");
+        let (calls, mount) =
+            (w.plugin("p").volume_calls().len(), kernel::mount_id(Path::new(&path)).unwrap());
+
+        wire.heal();
+        let mut client = client;
+        for _ in 0..2 {
+            fenced(w).await;
+            let (kind, error) = refusal(mount_registered(&client, "more", "web").await);
+            assert_eq!(
+                (kind, error.message.contains("fenced")),
+                (Kind::Unavailable, true),
+                "{}",
+                error.message
+            );
+            assert!(is_owed(&client).await, "{:?}", claims(&client).await);
+            assert_eq!(row(&client, "data", "web").await.unwrap().state, "mounted");
+            assert_eq!(kernel::mount_id(Path::new(&path)).unwrap(), mount, "the mount is another one");
+            client = restart(w).await;
+        }
+        fenced(w).await;
+        assert_eq!(w.plugin("p").volume_calls().len(), calls, "csid called the plugin");
+        assert_eq!(theirs().await, before);
+
+        let client = ends(w, client).await;
+        joined(w).await;
+        eventually("nothing is owed", async || claims(&client).await.is_empty()).await;
+        assert_eq!(theirs().await, before, "the host's return changed the other's claims");
+        n2.say("it is back");
+        thread.join().unwrap();
+        for volume in HELD {
+            servers_have(&site, volume, &[]).await;
+        }
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn fenced_host_that_is_back_touches_nothing() {
+    fenced_while_cut_off(async |_, client| {
+        unmount(&client, "data", "web").await.expect("an unmount needs no server");
+        client
+    });
+}
+
+#[test]
+fn fenced_host_that_reboots_leaves_others_claims() {
+    fenced_while_cut_off(async |w, _| {
+        w.reboot().await;
+        assert!(w.launch(&[]).await);
+        joined(w).await;
+        let client = w.client().await;
+        healthy(&client, "p").await;
+        // The other host has the volume, so it is not mounted again.
+        unmount(&client, "data", "web").await.unwrap();
+        client
     });
 }

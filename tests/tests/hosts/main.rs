@@ -20,16 +20,19 @@ mod shown;
 mod unheld;
 mod withheld;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use csid_client::{Client, Mounted};
 use csid_tests::ask::*;
 use csid_tests::cluster as site;
+use csid_tests::etcd::{Cluster as Etcd, Place};
+use csid_tests::network::{Network, Way};
 use csid_tests::world::{World, eventually, world};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinHandle;
 
-use crate::site::{Node, Site, release_ask};
+use crate::site::{GRANTS, Node, Programs, Site, release_ask};
 
 /// One host's end of what two hosts' tests say to each other.
 struct Other {
@@ -95,6 +98,36 @@ async fn one_server(volumes: &[&str]) -> Site {
         site.register(volume, "single-node-writer").await;
     }
     site
+}
+
+/// The network of a cluster, in which the link of `n1` has a machine of its own.
+struct Wire(Network);
+
+impl Wire {
+    /// Cuts `n1` off: packets are dropped, and no connection ends by that.
+    fn cut(&self) {
+        self.0.begin_cut(&["n1".to_owned()], &[], Way::Both);
+    }
+
+    fn heal(&self) {
+        self.0.end_cut(&["n1".to_owned()]);
+    }
+}
+
+/// Starts the cluster of [`one_server`] in a network.
+async fn one_server_on_wire(volumes: &[&str]) -> (Site, Wire) {
+    let mut network = Network::new();
+    network.add("n1");
+    let of = Network::own_address();
+    let place = Place { client: (of, 2379).into(), peer: (of, 2380).into(), network: None, disk: None };
+    let etcd = Etcd::start_at(&[place], &[]).await;
+    let section = format!("endpoints = {:?}\n{GRANTS}", etcd.endpoints());
+    let networks = BTreeMap::from([("n1".to_owned(), network.namespace("n1"))]);
+    let site = Site::at(Programs::default(), etcd, &[(of, 8443).into()], networks, "", &section);
+    for volume in volumes {
+        site.register(volume, "single-node-writer").await;
+    }
+    (site, Wire(network))
 }
 
 /// Starts this world's csid as the node `n1`. Its link ends with the returned node.
