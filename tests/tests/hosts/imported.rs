@@ -6,6 +6,7 @@ use csid_tests::fault::Fault;
 use csid_tests::world::{World, count, eventually, refusal, world};
 use rustix::process::Signal;
 
+use crate::fenced::{fence, fenced};
 use crate::shown::csictl_of;
 use crate::*;
 
@@ -153,5 +154,88 @@ fn killed_import_is_repeated_and_loses_nothing() {
             }
         }
         count("kills", kills);
+    });
+}
+
+/// Starts csid without a cluster. It registers a volume of its own, mounts it, and mounts it again after a reboot. The mount stays.
+async fn is_alone(w: &mut World, volume: &str) -> Client {
+    w.stop().await;
+    w.configure(&format!("node = {NODE:?}\n"));
+    let client = w.start().await;
+    healthy(&client, "p").await;
+    assert!(!w.status().contains("cluster"), "{}", w.status());
+    registered(&client, volume, &[AccessMode::SingleNodeWriter]).await;
+    let path = mount_registered(&client, volume, "web").await.unwrap().source;
+    std::fs::write(format!("{path}/file"), volume).unwrap();
+    w.reboot().await;
+    let client = w.start().await;
+    eventually("the own volume is mounted again", async || {
+        row(&client, volume, "web").await.is_some_and(|row| row.state == "mounted")
+    })
+    .await;
+    assert_eq!(std::fs::read_to_string(format!("{path}/file")).unwrap(), volume);
+    healthy(&client, "p").await;
+    client
+}
+
+/// Has csid join again, with its own volume.
+async fn joins_again(w: &mut World, site: &Site, link: &Path, volumes: &[&str]) -> Client {
+    w.stop().await;
+    w.configure(&of_node(NODE, link));
+    let client = w.start().await;
+    healthy(&client, "p").await;
+    eventually("csid says why it does not join", async || w.status().contains(OWN)).await;
+    client.join(import()).await.unwrap();
+    joined(w).await;
+    assert_eq!(registered_at_servers(site).await, volumes);
+    client
+}
+
+#[test]
+fn host_that_left_is_alone_again() {
+    world(async |w| {
+        let site = one_server(&["data"]).await;
+        let mut node = site.node(NODE);
+        let client = start_node(w, NODE, node.run()).await;
+        mount_registered(&client, "data", "web").await.unwrap();
+        unmount(&client, "data", "web").await.unwrap();
+        eventually("nothing is owed", async || csictl_of(w, &["cluster", "leave"]).await.status.success())
+            .await;
+        let client = is_alone(w, "own").await;
+        let (kind, _) = refusal(mount_registered(&client, "data", "web").await);
+        assert_eq!(kind, Kind::NotFound, "the servers alone know it");
+        unmount(&client, "own", "web").await.unwrap();
+        let client = joins_again(w, &site, node.run(), &["data", "own"]).await;
+        for volume in ["data", "own"] {
+            mount_registered(&client, volume, "web").await.unwrap();
+            servers_have(&site, volume, &[&format!("{NODE}/web")]).await;
+            unmount(&client, volume, "web").await.unwrap();
+            servers_have(&site, volume, &[]).await;
+        }
+
+        // The journal has a claim of the cluster and a fence, and the cluster is gone.
+        claim(&client, "data", "web").await.unwrap();
+        fence(&site, NODE).await;
+        fenced(w).await;
+        node.link.kill();
+        let said = csictl_of(w, &["cluster", "leave"]).await;
+        assert!(!said.status.success(), "{said:?}");
+        let client = is_alone(w, "second").await;
+        unmount(&client, "second", "web").await.unwrap();
+        let states: Vec<_> = claims(&client).await.into_iter().map(|row| (row.volume, row.state)).collect();
+        assert_eq!(states, [("data".to_owned(), "taken".to_owned())], "what the cluster granted is kept");
+        let (kind, error) = refusal(mount_registered(&client, "data", "web").await);
+        assert_eq!(kind, Kind::Unavailable, "no server has granted it in this boot: {}", error.message);
+        node.link = site.link(NODE, &site.client_pair(&format!("csid://prod/node/{NODE}")), &site.addresses);
+        let client = joins_again(w, &site, node.run(), &["data", "own", "second"]).await;
+        for volume in ["data", "second"] {
+            mount_registered(&client, volume, "web").await.unwrap();
+            servers_have(&site, volume, &[&format!("{NODE}/web")]).await;
+            unmount(&client, volume, "web").await.unwrap();
+        }
+        // It was claimed by itself.
+        release(&client, "data", "web").await.unwrap();
+        eventually("no claim is left", async || claims(&client).await.is_empty()).await;
+        w.nothing_left(&client).await;
     });
 }
