@@ -1,13 +1,20 @@
 //! A host without a server. What is mounted stays; the servers learn later what has ended.
 
-use std::time::Duration;
+use std::fs::File;
+use std::io::Write;
+use std::time::{Duration, Instant};
 
+use csi_proto::cluster::v1::NodeAsk;
 use csid_client::{Kind, MountOptions, ReleaseOptions};
 use csid_tests::ask::*;
+use csid_tests::kernel;
 use csid_tests::world::{eventually, refusal, world};
 use rustix::process::Signal;
 
 use crate::*;
+
+/// Longer than the time after which servers end what a node that is away only waits for, and than the sweep that finds it.
+const AWAY: Duration = Duration::from_secs(65);
 
 #[test]
 fn mounts_of_a_cut_off_host_stay_and_end() {
@@ -117,5 +124,58 @@ fn release_of_a_cut_off_host_is_not_answered_early() {
         node.link = site.link("n1", &pair, &site.addresses);
         servers_have(&site, "data", &[]).await;
         release(&client, "data", "web").await.expect("a claim that is not there is released");
+    });
+}
+
+/// Packets are dropped, so each side finds that out by itself. The host's process goes on to use its file, and another host asks for the volume.
+#[test]
+fn silent_cut_keeps_the_mount_and_the_claim() {
+    world(async |w| {
+        let (site, wire) = one_server_on_wire(&["data"]).await;
+        let (client, _link) = n1(w, &site).await;
+        let other = site.node("n2");
+        let _session = other.join(0).await;
+        let path = mount_registered(&client, "data", "web").await.unwrap().source;
+        let mut file = File::create(format!("{path}/file")).unwrap();
+        let held = claims_at_servers(&site, "data").await;
+        assert_eq!(held.len(), 1);
+        let (calls, mount) = (w.plugin("p").volume_calls().len(), kernel::mount_id(path.as_ref()).unwrap());
+
+        wire.cut();
+        cut_off(w).await;
+        let mut admin = site.admin(0, "all");
+        eventually("the host is away", async || {
+            let row = admin.node(NodeAsk { node: "n1".into() }).await;
+            row.is_ok_and(|row| row.into_inner().sessions.is_empty())
+        })
+        .await;
+        let (begun, mut due) = (Instant::now(), String::new());
+        while begun.elapsed() < AWAY {
+            let line = format!("{:?}\n", begun.elapsed());
+            due.push_str(&line);
+            file.write_all(line.as_bytes()).unwrap();
+            file.sync_all().unwrap();
+            assert_eq!(std::fs::read_to_string(format!("{path}/file")).unwrap(), due);
+            let refused = other.claim(0, "data").await.unwrap_err();
+            assert_eq!(
+                (refused.kind.as_str(), refused.holders),
+                ("ClaimConflict", vec!["n1/web".to_owned()])
+            );
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        assert_eq!(claims_at_servers(&site, "data").await, held);
+        assert!(w.status().contains("cut off"), "{}", w.status());
+
+        wire.heal();
+        joined(w).await;
+        mount_registered(&client, "data", "web").await.expect("the same mount again");
+        assert_eq!(kernel::mount_id(path.as_ref()).unwrap(), mount, "the mount is another one");
+        assert_eq!(w.plugin("p").volume_calls().len(), calls, "csid called the plugin");
+        assert_eq!(claims_at_servers(&site, "data").await, held);
+        drop(file);
+        unmount(&client, "data", "web").await.unwrap();
+        servers_have(&site, "data", &[]).await;
+        other.claim(0, "data").await.unwrap();
+        w.nothing_left(&client).await;
     });
 }
