@@ -20,7 +20,16 @@ const RPCS: [&str; 12] = [
     "DeleteVolume",
 ];
 
-/// Returns every edge of csid, those of the `actions` of a mount among them. An edge that no test hits fails the run.
+/// What csid does as a node of a cluster alone. Servers have a controller host delete snapshots.
+const OF_CLUSTER: [&str; 9] =
+    ["Claim", "Detached", "CallEnded", "DeleteSnapshot", "Hold", "Withdraw", "Drained", "Fence", "Register"];
+
+/// Returns the edges that csid has as a node of a cluster, more than those of [`points`]. An edge that no test hits fails the tests of hosts.
+pub fn points_of_cluster() -> Vec<String> {
+    OF_CLUSTER.into_iter().flat_map(edges_of).collect()
+}
+
+/// Returns every edge of a csid that is alone, those of the `actions` of a mount among them. An edge that no test hits fails the run.
 pub fn points(actions: impl IntoIterator<Item = &'static str>) -> Vec<String> {
     actions
         .into_iter()

@@ -152,7 +152,7 @@ impl Node {
             volume: owed.volume.clone(),
             boot: self.boot.clone(),
         };
-        match answered(client.withdraw(name)).await {
+        match fault::around("Withdraw", answered(client.withdraw(name))).await {
             Ok(withdrawn) => Ok(withdrawn.taken),
             // A server of an earlier version has no queue. Detached names the call, too.
             Err(ServerFailure::Refused(error)) if error.kind == Kind::NotSupported => Ok(true),

@@ -9,6 +9,7 @@ use csi_proto::cluster::v1::{Held, HeldClaim, HeldClaims, Owed, RefusedClaim, Us
 use crate::cluster::calls::answered;
 use crate::cluster::node::Node;
 use crate::error::{Error, Kind, Result, presentable};
+use crate::fault;
 use crate::random;
 use crate::store::registry::VolumeName;
 use crate::volume::Volumes;
@@ -63,7 +64,9 @@ impl Node {
 
     async fn say_page(&self, generation: u64, claims: Vec<HeldClaim>, last: bool) -> Result<()> {
         let page = HeldClaims { boot: self.boot.clone(), generation, claims, last };
-        let Held { refused } = answered(self.client()?.hold(page)).await.map_err(Error::from)?;
+        let mut client = self.client()?;
+        let held = fault::around("Hold", answered(client.hold(page))).await;
+        let Held { refused } = held.map_err(Error::from)?;
         for RefusedClaim { namespace, volume, consumer, why, claim: _ } in refused.iter().take(CLAIMS) {
             let volume = presentable(&format!("{namespace}/{volume}"), TEXT);
             let (consumer, why) = (presentable(consumer, TEXT), presentable(why, TEXT));

@@ -24,6 +24,7 @@ use crate::cluster::permits::{CALLS, Permits};
 use crate::cluster::reconcile::{EVERY, FIRST, spread};
 use crate::config::OnFenced;
 use crate::error::{Error, presentable};
+use crate::fault;
 use crate::plugin::{ATTACHES, Plugins};
 use crate::random;
 use crate::store::registry::VolumeName;
@@ -316,7 +317,7 @@ impl Node {
                 Ok(()) = drained.changed() => {
                     let report = drained.borrow_and_update().clone().map(from_node::Is::Drained);
                     if let Some(report) = report
-                        && let Err(text) = session.send(report)
+                        && let Err(text) = fault::around("Drained", async { session.send(report) }).await
                     {
                         return End::Lost(text);
                     }
@@ -385,7 +386,7 @@ async fn leave(volumes: Volumes) {
 /// Sends the end of a call to the server that has sent the call. If its session is over, the server has given the call up.
 async fn answer(to_server: &mpsc::Sender<FromNode>, ended: CallEnded) {
     let message = FromNode { is: Some(from_node::Is::Ended(ended)) };
-    let _ = to_server.send_timeout(message, ANSWER).await;
+    let _ = fault::around("CallEnded", to_server.send_timeout(message, ANSWER)).await;
 }
 
 /// Returns whether a message has names, and no other text.

@@ -17,7 +17,7 @@ const TRIED: Duration = Duration::from_secs(12);
 /// Longer than the longest pause between two tries.
 const RETRIED: Duration = Duration::from_secs(45);
 
-async fn set(site: &Site, server: usize, change: Change) {
+pub(crate) async fn set(site: &Site, server: usize, change: Change) {
     let change = NodeChange { node: "n1".into(), change: Some(change) };
     // A server may have lost etcd for a moment on a busy machine. The same change again changes nothing.
     eventually("the node is changed", async || {
@@ -32,7 +32,7 @@ async fn show(site: &Site, server: usize) -> Option<NodeRow> {
 }
 
 /// Waits until a server shows that this is left, as VOLUME and the beginning of the reason.
-async fn left(site: &Site, server: usize, due: &[(&str, &str)]) {
+pub(crate) async fn left(site: &Site, server: usize, due: &[(&str, &str)]) {
     within_time(RETRIED, &format!("this is left: {due:?}"), async || {
         let Some(drained) = show(site, server).await.and_then(|row| row.drained) else { return false };
         usize::try_from(drained.count) == Ok(due.len())
@@ -56,7 +56,7 @@ fn in_use() -> String {
     format!("is in use by {} ", std::process::id())
 }
 
-async fn drains(w: &World, is_due: bool) {
+pub(crate) async fn drains(w: &World, is_due: bool) {
     eventually(&format!("csid drains: {is_due}"), async || w.status().contains(", drains") == is_due).await;
 }
 

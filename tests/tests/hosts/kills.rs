@@ -11,7 +11,7 @@ const EDGES: [&str; 6] =
     ["claim.before", "claim.after", "Claim.before", "Claim.after", "Detached.before", "Detached.after"];
 
 /// Waits until the servers have a claim of the volume only if the host has it mounted.
-async fn agree(site: &Site, client: &Client, edge: &str) {
+pub(crate) async fn agree(site: &Site, client: &Client, edge: &str) {
     eventually(&format!("{edge}: servers and host agree"), async || {
         let operations = client.list_operations().await.unwrap();
         let is_mounted = row(client, "data", "web").await.is_some_and(|row| row.state == "mounted");

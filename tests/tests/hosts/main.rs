@@ -6,6 +6,7 @@ mod creations;
 mod cut_off;
 mod drained;
 mod earlier;
+mod edges;
 mod expansions;
 mod explained;
 mod fenced;

@@ -24,7 +24,7 @@ async fn queue(site: &Site) -> Vec<String> {
         .collect()
 }
 
-async fn servers_queue(site: &Site, due: &[&str]) {
+pub(crate) async fn servers_queue(site: &Site, due: &[&str]) {
     eventually(&format!("the servers have this queue: {due:?}"), async || queue(site).await == due).await;
 }
 

@@ -17,11 +17,11 @@ use serde_json::Value;
 use crate::lying::Lying;
 use crate::*;
 
-async fn servers(site: &Site) -> ServerRows {
+pub(crate) async fn servers(site: &Site) -> ServerRows {
     site.admin(0, "all").servers(ServersAsk {}).await.unwrap().into_inner()
 }
 
-async fn awaits(site: &Site, due: &[&str]) {
+pub(crate) async fn awaits(site: &Site, due: &[&str]) {
     eventually(&format!("the cluster recovers, and awaits {due:?}"), async || {
         let rows = servers(site).await;
         rows.mode == "recovering" && rows.awaited == due
@@ -30,7 +30,7 @@ async fn awaits(site: &Site, due: &[&str]) {
 }
 
 /// Says as an operator that etcd was restored, whose generation is this one.
-async fn restored(site: &Site, generation: u64) {
+pub(crate) async fn restored(site: &Site, generation: u64) {
     site.admin(0, "all").restored(RestoredAsk { generation, past: 0 }).await.unwrap();
 }
 
@@ -42,7 +42,7 @@ async fn refused_as(w: &World, reason: &str) {
 }
 
 /// Ends the recovery.
-async fn resume(site: &Site) {
+pub(crate) async fn resume(site: &Site) {
     let generation = servers(site).await.generation;
     let ask = ResumeAsk { generation, step: Step::End.into(), ..ResumeAsk::default() };
     let rows = site.admin(0, "all").resume(ask).await.unwrap().into_inner();
@@ -60,7 +60,7 @@ async fn resume_without(site: &Site, node: &str) {
 }
 
 /// Asserts that a volume is mounted as before, and that the plugin was not called for it again.
-async fn is_untouched(w: &mut World, client: &Client, volume: &str, calls: usize) {
+pub(crate) async fn is_untouched(w: &mut World, client: &Client, volume: &str, calls: usize) {
     assert_eq!(row(client, volume, "web").await.unwrap().state, "mounted");
     assert_eq!(w.plugin("p").volume_calls().len(), calls, "the plugin was called");
 }
