@@ -13,6 +13,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use csi_proto::time::timestamp;
 use csid_client::{Cluster, Event, Manager, MountRow, OperationRow, PluginRow, ReconcileReport};
 use serde_json::{Map, Value, json};
 
@@ -25,7 +26,7 @@ pub use explained::{of_servers, of_servers_json, waits};
 pub use plugin::{Consumer, drained, external_volumes, plugin, plugins, snapshots};
 pub use stats::{Used, plugin_stats, top};
 use text::{cut, facts, seconds, table};
-pub use text::{json_line, lines, plain, print, print_json, timestamp};
+pub use text::{json_line, lines, plain, print, print_json};
 pub use volume::{claimed, claims, explanation, size, stats, volume, volumes};
 pub use whole::{whole_cluster, whole_cluster_json};
 

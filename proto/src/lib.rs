@@ -7,6 +7,7 @@ use std::fmt;
 pub mod access;
 #[cfg(feature = "cluster")]
 pub mod identity;
+pub mod time;
 
 /// The CSI v1 interface.
 pub mod csi {

@@ -68,7 +68,9 @@ impl Cluster {
                 plugin: volume.plugin.clone(),
                 claim: claim.clone(),
             };
-            let claim_row = view::claim_in_list(&of, caller);
+            // Who waits for a claim may know since when others hold the volume.
+            let mut claim_row = view::claim_in_list(&of, caller);
+            claim_row.since_usec = claim.since_usec;
             let node = self.node(&claim.node).await?;
             let has_refused_mounts = node.is_some_and(|row| row.value.has_refused_mounts());
             let wait = wait_of(record, claim, (has_controller, has_refused_mounts), &claim_row.error);

@@ -9,6 +9,7 @@ use csi_proto::cluster::v1::{
     Accept, AttachmentName, Block, BlockAsk, DrainAsk, FenceAsk, ForgetAsk, Machine, NodeAsk, NodeChange,
     NodeRow, NodesAsk, UndrainAsk,
 };
+use csi_proto::time::timestamp;
 
 use super::common::{confirmed_by, pairs};
 use crate::{
@@ -229,7 +230,7 @@ async fn accept(servers: &Servers, args: args::Accept, json: bool, tried: &mut T
                  become the new one's. The earlier machine has to be off, or two machines may write to a volume.",
                 own.machine_id,
                 own.journal_id,
-                output::timestamp(other.refused_usec),
+                timestamp(other.refused_usec),
                 row.claims,
             );
             // The IDs are those of Hellos.

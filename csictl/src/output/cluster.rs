@@ -4,10 +4,11 @@ use csi_proto::cluster::v1::{
     Attaches, AttachmentRow, Drained, Finding, Machine, NodeExpansion, NodeRow, PluginReport, QueueRow,
     ServerRow, ServerRows, VolumeRow,
 };
+use csi_proto::time::timestamp;
 use csid_client::Cluster;
 use serde_json::{Value, json};
 
-use super::text::{facts, plain, seconds, table, timestamp};
+use super::text::{facts, plain, seconds, table};
 use crate::shell::quoted;
 
 /// The most nodes that a note names.
@@ -45,7 +46,7 @@ pub fn cluster_status(row: &Cluster) -> String {
         ("state", row.state.clone()),
         ("why", row.reason.clone()),
         ("server", row.server.clone()),
-        ("since", timestamp(row.since).to_string()),
+        ("since", timestamp(row.since)),
         ("owed", if row.owed == 0 { "nothing".to_owned() } else { to_learn(row.owed) }),
         ("generation", number(row.generation)),
         ("revision", number(row.revision)),
@@ -61,7 +62,7 @@ pub fn nodes(rows: &[NodeRow]) -> String {
                 row.node.clone(),
                 row.state.clone(),
                 servers_of(row).join(" "),
-                since.map(|usec| timestamp(usec).to_string()).unwrap_or_default(),
+                since.map(timestamp).unwrap_or_default(),
                 row.claims.to_string(),
                 row.plugins.iter().map(|of| of.plugin.as_str()).collect::<Vec<_>>().join(" "),
                 note(row),
@@ -276,7 +277,7 @@ pub fn node_json(row: &NodeRow) -> Value {
 pub fn queue(row: &VolumeRow) -> String {
     let rows = row.queue.iter().map(|of| {
         let used = of.r#use.clone().unwrap_or_default();
-        let since = timestamp(of.since_usec).to_string();
+        let since = timestamp(of.since_usec);
         [format!("{}/{}", of.node, of.consumer), used.mode, used.access_mode, since]
     });
     match row.queue.is_empty() {

@@ -4,9 +4,10 @@ use csi_proto::cluster::v1::{
     Acting, ClaimExplained, ClaimInList, ClaimRow, Explanation, NodeExplained, QueueExplained, QueueRow,
     WaitExplained,
 };
+use csi_proto::time::timestamp;
 use serde_json::{Value, json};
 
-use super::text::{facts, table, timestamp};
+use super::text::{facts, table};
 
 /// Returns the text of an explanation. `next`: the hint.
 pub fn of_servers(found: &Explanation, next: String) -> String {
@@ -141,7 +142,7 @@ fn nodes(nodes: &[NodeExplained]) -> String {
 }
 
 fn since(usec: u64) -> String {
-    if usec == 0 { String::new() } else { timestamp(usec).to_string() }
+    if usec == 0 { String::new() } else { timestamp(usec) }
 }
 
 /// Returns an explanation as JSON. `next`: the hint.

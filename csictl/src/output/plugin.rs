@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 
+use csi_proto::time::timestamp;
 use csid_client::{DrainReport, ExternalRow, Plugin, PluginRow, SnapshotRow};
 use serde::Serialize;
 
-use super::text::{facts, plain, table, timestamp};
+use super::text::{facts, plain, table};
 use super::volume::known;
 
 /// A consumer that has a volume.
@@ -103,7 +104,7 @@ pub fn snapshots(rows: &[SnapshotRow]) -> String {
     table(
         ["SNAPSHOT", "EXTERNAL-ID", "SIZE", "CREATED", "NOTE"],
         rows.iter().map(|s| {
-            let created = if s.created == 0 { String::new() } else { timestamp(s.created).to_string() };
+            let created = if s.created == 0 { String::new() } else { timestamp(s.created) };
             let note = if s.ready { "" } else { "not ready" };
             [s.id.clone(), s.external_id.clone(), known(s.size), created, note.to_owned()]
         }),

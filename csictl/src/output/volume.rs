@@ -2,9 +2,10 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use csi_proto::time::timestamp;
 use csid_client::{ClaimRow, Claimed, Explanation, VolumeRow, VolumeStats};
 
-use super::text::{facts, plain, seconds, table, timestamp};
+use super::text::{facts, plain, seconds, table};
 
 /// Returns bytes in the largest unit with a whole number, or with one decimal.
 pub fn size(bytes: u64) -> String {
@@ -180,7 +181,7 @@ pub(super) fn timings(steps: &[(String, u64)]) -> String {
 /// Returns the text of an explanation. `next`: the hint.
 pub fn explanation(found: &Explanation, next: String) -> String {
     let waiting_for = if found.waiting_for.is_empty() { "nothing" } else { &found.waiting_for };
-    let next_try = if found.next_try == 0 { String::new() } else { timestamp(found.next_try).to_string() };
+    let next_try = if found.next_try == 0 { String::new() } else { timestamp(found.next_try) };
     facts([
         ("waits for", waiting_for.to_owned()),
         ("held by", found.holders.join(" ")),

@@ -3,6 +3,7 @@
 use csi_proto::cluster::v1::{
     AttachmentExplained, ClaimExplained, ClaimRow, Explanation, NodeExplained, QueueExplained, WaitExplained,
 };
+use csi_proto::time::since;
 
 use crate::error::presentable;
 use crate::volume::servers::ServersExplanation;
@@ -24,12 +25,13 @@ pub(super) fn read_explanation(of: Explanation, own: &str) -> ServersExplanation
     let own_wait =
         of_claim.or_else(|| of.queue.iter().filter(is_own).find_map(|of| of.wait.as_ref())).map(text);
     for of in of.claims.iter().take(ROWS) {
-        let Some(claim) = of.claim.as_ref().and_then(|of| of.claim.as_ref()) else { continue };
+        let Some(listed) = &of.claim else { continue };
+        let Some(claim) = &listed.claim else { continue };
         let name = name_of(&claim.node, &claim.consumer);
         let wait = of.wait.as_ref().map(text);
         if claim.node != own {
             read.holders.push(name.clone());
-            read.steps.push(format!("claim of {name}: {}", state(claim)));
+            read.steps.push(format!("claim of {name}: {}{}", state(claim), since(listed.since_usec)));
         }
         read.steps.extend(wait.map(|wait| format!("claim of {name} waits for {wait}")));
     }
@@ -103,7 +105,8 @@ mod tests {
             releasing,
             ..ClaimRow::default()
         };
-        let claim = Some(ClaimInList { claim: Some(row), ..ClaimInList::default() });
+        let since_usec = 1_709_210_096_007_000;
+        let claim = Some(ClaimInList { claim: Some(row), since_usec, ..ClaimInList::default() });
         ClaimExplained { claim, wait }
     }
 
@@ -136,7 +139,7 @@ mod tests {
             ("the end of n2/web", vec!["n2/web".to_owned()])
         );
         let due = [
-            "claim of n2/web: taken, releasing",
+            "claim of n2/web: taken, releasing since 2024-02-29T12:34:56.007Z",
             "claim of n2/web waits for node n2 to unmount the volume",
             "n1/job waits in the queue for the end of n2/web",
             "node n2: attached",

@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use csi_proto::time::since;
 use serde_json::Value;
 use tokio::sync::oneshot;
 
@@ -241,7 +242,8 @@ fn explain(record: &Record, mounts: &[MountView], under_way: &[OperationView]) -
     for claim in &record.claims {
         let state = claim_events::state(Some(claim));
         explanation.holders.push(claim.consumer.clone());
-        explanation.steps.push(format!("claim of {} on {}: {state}", claim.consumer, claim.node));
+        let since = since(claim.since_usec);
+        explanation.steps.push(format!("claim of {} on {}: {state}{since}", claim.consumer, claim.node));
         errors.extend(claim.blocked.iter().map(|blocked| blocked.reason.clone()));
         errors.extend(claim.error.clone());
         waits.extend(claim_waits(claim));

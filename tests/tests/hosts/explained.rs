@@ -1,12 +1,27 @@
 //! Explain on a host of a cluster: what the servers know of other hosts' claims.
 
+use std::time::UNIX_EPOCH;
+
 use csi_proto::cluster::v1::ReleaseAsk;
+use csi_proto::time::timestamp;
 use csid_client::{CallOptions, Kind};
 use csid_tests::ask::*;
 use csid_tests::world::{eventually, refusal, world};
 
 use crate::shown::csictl_of;
 use crate::*;
+
+fn now_usec() -> u64 {
+    u64::try_from(UNIX_EPOCH.elapsed().unwrap().as_micros()).unwrap()
+}
+
+/// Returns whether a line of the text ends with `claim since TIME`, where TIME is between the two. Times have milliseconds, and sort as texts do.
+fn is_in_time(text: &str, claim: &str, between: [u64; 2]) -> bool {
+    let [from, to] = between.map(timestamp);
+    let of_line =
+        |line: &str| line.split_once(claim)?.1.strip_prefix(" since ").map(|at| at.trim().to_owned());
+    text.lines().filter_map(of_line).any(|at| from <= at && at <= to)
+}
 
 #[test]
 fn explanation_names_another_hosts_claim() {
@@ -21,10 +36,16 @@ fn explanation_names_another_hosts_claim() {
 
         let other = site.node("n2");
         let session = other.join(0).await;
+        let begun = now_usec();
         other.claim(0, "data").await.unwrap();
+        let claimed = now_usec();
         let found = explain().await.unwrap();
         assert_eq!(found.holders, ["n2/web"]);
-        assert!(found.steps.contains(&"claim of n2/web: taken".to_owned()), "{found:?}");
+        let said = csictl_of(w, &["explain", NAMESPACE, "data"]).await;
+        let said = String::from_utf8(said.stdout).unwrap();
+        for text in [found.steps.join("\n"), said] {
+            assert!(is_in_time(&text, "claim of n2/web: taken", [begun, claimed]), "{text}");
+        }
 
         // The other host has to unmount the volume, and is away.
         let release = ReleaseAsk { deadline_ms: 1, ..release_ask("data", "n2") };
@@ -54,11 +75,15 @@ fn cut_off_host_explains_its_own_mount() {
     world(async |w| {
         let site = one_server(&["data"]).await;
         let (client, mut node) = n1(w, &site).await;
+        let begun = now_usec();
         mount_registered(&client, "data", "web").await.unwrap();
+        let claimed = now_usec();
         node.link.kill();
         cut_off(w).await;
         let found = client.explain(NAMESPACE, "data", CallOptions::default()).await.unwrap();
         assert_eq!(found.holders, ["web"]);
+        let own = "claim of web on n1: taken";
+        assert!(is_in_time(&found.steps.join("\n"), own, [begun, claimed]), "{found:?}");
         let unknown = |step: &String| step.starts_with("the servers' part is not known: ");
         assert!(found.steps.iter().any(unknown), "{found:?}");
         let pair = site.client_pair("csid://prod/node/n1");
