@@ -1,7 +1,9 @@
-//! One name for one thing: a search for a public type's name in its crate finds one definition.
+//! One name for one thing: a search for a public type's name in its crate finds one definition. A name of an edge is in one of the lists.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+
+use csid::fault::{edges_of, points, points_of_cluster};
 
 /// Directories of crates, from the repository's root.
 const CRATES: [&str; 6] = ["csid", "csictl", "client", "libcsi-ffi", "etcd", "server"];
@@ -66,4 +68,26 @@ fn definition_is_read_with_any_visibility() {
     ] {
         assert_eq!(defined(line), name, "{line}");
     }
+}
+
+/// An edge that is in no list has no test. One of the list of a cluster has its name in the code.
+#[test]
+fn each_named_edge_of_csid_is_in_a_list() {
+    let mut files = Vec::new();
+    sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut files);
+    let mut named = BTreeSet::new();
+    for file in files {
+        let text = std::fs::read_to_string(&file).unwrap();
+        for call in text.split("fault::around(").skip(1) {
+            // Some names are values: an action's, an RPC's.
+            let name = call.trim_start().strip_prefix('"').and_then(|rest| rest.split_once('"'));
+            named.extend(name.into_iter().flat_map(|(name, _)| edges_of(name)));
+        }
+    }
+    let of_cluster = BTreeSet::from_iter(points_of_cluster());
+    let listed: BTreeSet<_> = points([]).into_iter().chain(of_cluster.clone()).collect();
+    let unlisted: Vec<_> = named.difference(&listed).collect();
+    assert!(unlisted.is_empty(), "edges of no list: {unlisted:?}");
+    let gone: Vec<_> = of_cluster.difference(&named).collect();
+    assert!(gone.is_empty(), "edges that csid does not have: {gone:?}");
 }
