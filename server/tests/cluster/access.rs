@@ -1,6 +1,6 @@
 //! The table of calls and identities: each call that exists, by each kind of caller. What no grant allows is refused.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use csi_proto::cluster::v1::admin_client::AdminClient;
@@ -11,14 +11,17 @@ use csi_proto::cluster::v1::resume_ask::Step;
 use csi_proto::cluster::v1::{
     Accept, AttachAsk, AuditAsk, BlockAsk, CallName, ChangeAsk, CreateAsk, DeleteAsk, DeleteSnapshotAsk,
     Deregister, DetachAsk, DrainAsk, ExpandAsk, FenceAsk, ForgetAsk, HeldClaims, InventoryAsk, ListAsk,
-    ListExternal, NodeAsk, NodeChange, NodeExpanded, NodesAsk, ReleaseAsk, RestoredAsk, ResumeAsk,
-    ServersAsk, SnapshotAsk, StatusAsk, UndrainAsk, UpgradeAsk, ValidateAsk, VolumeAsk, inventory_ask,
+    ListExternal, MeasureCapacity, NodeAsk, NodeChange, NodeExpanded, NodesAsk, ReleaseAsk, RestoredAsk,
+    ResumeAsk, ServersAsk, SnapshotAsk, StatusAsk, UndrainAsk, UpgradeAsk, ValidateAsk, VolumeAsk,
+    inventory_ask,
 };
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
-use tonic::{Code, Status};
+use tonic::{Code, Response, Status, Streaming};
 
 use crate::certificates::{Authority, Pair, Purpose};
-use crate::site::{Site, ask, hello, open, owed, register};
+use crate::descriptors;
+use crate::fence::{set, show};
+use crate::site::{First, Site, ask, hello, open, owed, register};
 
 /// What became of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,11 +31,13 @@ enum Became {
     /// It passed the grants, and the volume, node or claim decided.
     Decided,
     Denied,
+    /// The server has answered a Hello with Refused.
+    Refused,
     /// There was no connection.
     NoConnection,
 }
 
-use Became::{Decided, Denied, Done, NoConnection};
+use Became::{Decided, Denied, Done, NoConnection, Refused};
 
 fn became<T>(result: Result<T, Status>) -> Became {
     match result {
@@ -46,12 +51,26 @@ fn became<T>(result: Result<T, Status>) -> Became {
     }
 }
 
+/// Returns what became of a call that is answered in parts, by its first part.
+async fn begun<T>(answers: Result<Response<Streaming<T>>, Status>) -> Became {
+    match answers {
+        Ok(answers) => became(answers.into_inner().message().await),
+        Err(status) => became::<()>(Err(status)),
+    }
+}
+
 /// Makes each call for the volume `data` of a namespace. The calls about nodes and servers are of no namespace.
 async fn calls(channel: &Channel, node: &str, namespace: &str) -> BTreeMap<&'static str, Became> {
     let mut client = ClusterClient::new(channel.clone());
     let name = || (namespace.to_owned(), "data".to_owned());
     let mut found = BTreeMap::new();
-    found.insert("session", became(open(&mut client, hello(node)).await));
+    found.insert(
+        "session",
+        match open(&mut client, hello(node)).await {
+            Ok((First::Refused(_), _)) => Refused,
+            joined => became(joined),
+        },
+    );
     let mut claim = ask("data", "c");
     claim.namespace = namespace.into();
     found.insert("claim", became(client.claim(claim.clone()).await));
@@ -96,11 +115,11 @@ async fn calls(channel: &Channel, node: &str, namespace: &str) -> BTreeMap<&'sta
         became(client.explain(VolumeAsk { namespace: of, volume, ..VolumeAsk::default() }).await),
     );
     let list = ListAsk { namespace: namespace.into(), ..ListAsk::default() };
-    found.insert("volumes", became(client.volumes(list).await));
-    found.insert("all volumes", became(client.volumes(ListAsk::default()).await));
+    found.insert("volumes", begun(client.volumes(list).await).await);
+    found.insert("all volumes", begun(client.volumes(ListAsk::default()).await).await);
     let list = ListAsk { namespace: namespace.into(), ..ListAsk::default() };
-    found.insert("claims", became(client.claims(list).await));
-    found.insert("all claims", became(client.claims(ListAsk::default()).await));
+    found.insert("claims", begun(client.claims(list).await).await);
+    found.insert("all claims", begun(client.claims(ListAsk::default()).await).await);
     // A volume that is not there has no owner, so the grants alone decide.
     let deregister = Deregister { namespace: namespace.into(), volume: "nothing".into() };
     let deregister = ChangeAsk { what: Some(What::Deregister(deregister)) };
@@ -144,10 +163,16 @@ async fn calls(channel: &Channel, node: &str, namespace: &str) -> BTreeMap<&'sta
     let delete = DeleteSnapshotAsk { plugin: "p".into(), snapshot: "s".into(), call };
     let delete = ChangeAsk { what: Some(What::DeleteSnapshot(delete)) };
     found.insert("delete snapshot", became(client.change(delete).await));
-    let what = Some(inventory_ask::What::List(ListExternal::default()));
-    found.insert("inventory", became(client.inventory(InventoryAsk { plugin: "p".into(), what }).await));
+    let questions = [
+        ("inventory", inventory_ask::What::List(ListExternal::default())),
+        ("capacity", inventory_ask::What::Capacity(MeasureCapacity::default())),
+    ];
+    for (call, what) in questions {
+        let ask = InventoryAsk { plugin: "p".into(), what: Some(what) };
+        found.insert(call, became(client.inventory(ask).await));
+    }
     let mut client = AdminClient::new(channel.clone());
-    found.insert("nodes", became(client.nodes(NodesAsk::default()).await));
+    found.insert("nodes", begun(client.nodes(NodesAsk::default()).await).await);
     // What was denied must not say whether there is such a node.
     found.insert("node", became(client.node(NodeAsk { node: "n9".into() }).await));
     let changes = [
@@ -174,18 +199,15 @@ async fn calls(channel: &Channel, node: &str, namespace: &str) -> BTreeMap<&'sta
     found.insert("status", became(client.status(StatusAsk {}).await));
     // No operator has seen generation 0.
     found.insert("restored", became(client.restored(RestoredAsk { generation: 0, past: 0 }).await));
-    let end = ResumeAsk { step: Step::End.into(), ..ResumeAsk::default() };
-    found.insert("resume", became(client.resume(end).await));
+    for (call, step) in
+        [("resume", Step::End), ("resume without", Step::Fence), ("resume by forgetting", Step::Forget)]
+    {
+        let ask = ResumeAsk { step: step.into(), node: "n9".into(), ..ResumeAsk::default() };
+        found.insert(call, became(client.resume(ask).await));
+    }
     found.insert("servers", became(client.servers(ServersAsk {}).await));
-    let audit = client.audit(AuditAsk {}).await;
     // An audit goes on until it is read to its end, and there is one at a time.
-    found.insert(
-        "audit",
-        became(match audit {
-            Ok(answers) => answers.into_inner().message().await,
-            Err(status) => Err(status),
-        }),
-    );
+    found.insert("audit", begun(client.audit(AuditAsk {}).await).await);
     found
 }
 
@@ -208,6 +230,50 @@ const CALLS: [&str; 16] = [
     "servers",
 ];
 
+/// The calls of the contract, and what `calls` has of each.
+const MADE: [(&str, &[&str]); 40] = [
+    ("Session", &["session"]),
+    ("Claim", &["claim", "claim for another"]),
+    ("Withdraw", &["withdraw"]),
+    ("Detached", &["detached"]),
+    ("Hold", &["hold"]),
+    ("Expanded", &["expanded"]),
+    ("Release", &["release", "release by force"]),
+    ("Change.register", &["register"]),
+    ("Change.create", &["create"]),
+    ("Change.create_from", &["create from a source"]),
+    ("Change.deregister", &["deregister"]),
+    ("Change.delete", &["delete"]),
+    ("Change.expand", &["expand"]),
+    ("Change.validate", &["validate"]),
+    ("Change.snapshot", &["snapshot"]),
+    ("Change.delete_snapshot", &["delete snapshot"]),
+    ("Change.attach", &["attach"]),
+    ("Change.detach", &["detach", "forget attachment"]),
+    ("Volume", &["volume"]),
+    ("Volumes", &["volumes", "all volumes"]),
+    ("Claims", &["claims", "all claims"]),
+    ("Inventory.list", &["inventory"]),
+    ("Inventory.capacity", &["capacity"]),
+    ("Explain", &["explain"]),
+    ("Nodes", &["nodes"]),
+    ("Node", &["node"]),
+    ("SetNode.accept", &["accept"]),
+    ("SetNode.block", &["block"]),
+    ("SetNode.fence", &["fence"]),
+    ("SetNode.drain", &["drain"]),
+    ("SetNode.undrain", &["undrain"]),
+    ("SetNode.forget", &["forget"]),
+    ("Servers", &["servers"]),
+    ("Audit", &["audit"]),
+    ("Restored", &["restored"]),
+    ("Resume.STEP_END", &["resume"]),
+    ("Resume.STEP_FENCE", &["resume without"]),
+    ("Resume.STEP_FORGET", &["resume by forgetting"]),
+    ("Upgrade", &["upgrade"]),
+    ("Status", &["status"]),
+];
+
 /// The calls about nodes and servers, of an identity that may make none of them.
 const NO_ADMIN: [Became; 6] = [Denied; 6];
 
@@ -222,6 +288,12 @@ fn all(of_namespace: [Became; 10], admin: [Became; 6]) -> [Became; 16] {
 /// Returns what becomes of a call that no grant allows. `register`: what becomes of a registration.
 fn without_grant(register: Became) -> Became {
     if register == NoConnection { NoConnection } else { Denied }
+}
+
+#[test]
+fn table_of_identities_has_every_call() {
+    let made: BTreeSet<_> = MADE.into_iter().map(|(call, _)| call.to_owned()).collect();
+    assert_eq!(made, descriptors::calls());
 }
 
 #[tokio::test]
@@ -275,6 +347,25 @@ async fn every_call_of_every_identity_is_as_granted() {
             all([Done, Decided, Decided, Done, Done, Done, Denied, Done, Done, Done], NO_ADMIN),
             all([Done, Denied, Decided, Done, Done, Done, Denied, Done, Done, Done], NO_ADMIN),
         ),
+        // The grants decide first, and then the node's row.
+        (
+            "blocked node",
+            of("csid://prod/node/n-trusted"),
+            all(
+                [Refused, Decided, Decided, Decided, Decided, Decided, Decided, Decided, Decided, Decided],
+                NO_ADMIN,
+            ),
+            all(
+                [Refused, Denied, Decided, Decided, Decided, Decided, Decided, Decided, Decided, Decided],
+                NO_ADMIN,
+            ),
+        ),
+        (
+            "controller's host",
+            of("csid://prod/node/c1"),
+            all([Done, Denied, Denied, Done, Denied, Denied, Denied, Denied, Denied, Denied], NO_ADMIN),
+            all([Done, Denied, Denied, Done, Denied, Denied, Denied, Denied, Denied, Denied], NO_ADMIN),
+        ),
         (
             "operator with all grants",
             of("csid://prod/operator/all"),
@@ -287,6 +378,12 @@ async fn every_call_of_every_identity_is_as_granted() {
             of("csid://prod/node/n-creates"),
             all([Done, Decided, Denied, Done, Denied, Denied, Denied, Done, Done, Done], NO_ADMIN),
             all([Done, Denied, Denied, Done, Denied, Denied, Denied, Denied, Denied, Done], NO_ADMIN),
+        ),
+        (
+            "fenced node",
+            of("csid://prod/node/n-creates"),
+            all([Refused, Decided, Denied, Done, Denied, Denied, Denied, Done, Done, Done], NO_ADMIN),
+            all([Refused, Denied, Denied, Done, Denied, Denied, Denied, Denied, Denied, Done], NO_ADMIN),
         ),
         ("operator who creates", of("csid://prod/operator/creates"), none, none),
         (
@@ -340,17 +437,35 @@ async fn every_call_of_every_identity_is_as_granted() {
     ];
     tokio::time::sleep(Duration::from_millis(1100)).await; // The certificate for 0 days has expired.
     for (who, pair, here, there) in table {
+        // Both have joined in an earlier row.
+        match who {
+            "blocked node" => {
+                let block = Change::Block(BlockAsk { reason: "stolen".into() });
+                set(&site, 0, "n-trusted", block).await.unwrap();
+            }
+            "fenced node" => {
+                let revision = show(&site, "n-creates").await.revision;
+                let fence = FenceAsk { reason: "off".into(), revision, by_hand: true };
+                set(&site, 0, "n-creates", Change::Fence(fence)).await.unwrap();
+            }
+            _ => {}
+        }
         for (namespace, due) in [("default", here), ("other", there)] {
             // Nodes are known by their name, so each says its own Hello.
             let node = match who {
                 "node that may join alone" => "joins",
                 "node without a grant" => "stranger",
-                "node that creates" => "n-creates",
+                "node that creates" | "fenced node" => "n-creates",
+                "controller's host" => "c1",
                 "node that attaches" => "n-attaches",
-                "node with an operator's grants" => "n-trusted",
+                "node with an operator's grants" | "blocked node" => "n-trusted",
                 _ => "n1",
             };
             let found = calls(&site.channel(0, pair.as_ref()), node, namespace).await;
+            let made: BTreeSet<_> = MADE.into_iter().flat_map(|(_, made)| made.iter().copied()).collect();
+            // A change that no server knows is no call of the contract.
+            let extra = BTreeSet::from(["another change"]);
+            assert_eq!(found.keys().copied().collect::<BTreeSet<_>>(), &made | &extra);
             let mut due: BTreeMap<_, _> = CALLS.into_iter().zip(due).collect();
             // Who sees a volume has it explained.
             due.insert("explain", due["volume"]);
@@ -366,7 +481,7 @@ async fn every_call_of_every_identity_is_as_granted() {
             due.insert("status", due["servers"]);
             let upgrade = if who == "operator with all grants" { Done } else { due["block"] };
             due.insert("upgrade", upgrade);
-            for call in ["restored", "resume"] {
+            for call in ["restored", "resume", "resume without", "resume by forgetting"] {
                 due.insert(call, due["block"]);
             }
             // Who sees servers may make an audit.
@@ -388,7 +503,7 @@ async fn every_call_of_every_identity_is_as_granted() {
             );
             let (create, delete) = match (who, namespace) {
                 ("operator with all grants", _) => (Decided, Done),
-                ("node that creates" | "operator who creates", "default") => (Decided, Done),
+                ("node that creates" | "fenced node" | "operator who creates", "default") => (Decided, Done),
                 _ => (without_grant(due["register"]), without_grant(due["register"])),
             };
             // What is not there is attached to nothing.
@@ -405,6 +520,7 @@ async fn every_call_of_every_identity_is_as_granted() {
             // No node with a controller has joined, so no plugin is asked.
             let decided = |of: Became| if of == Done { Decided } else { of };
             due.insert("inventory", decided(due["servers"]));
+            due.insert("capacity", due["inventory"]);
             let validate = match who {
                 "operator with all grants" | "node with an operator's grants" => Decided,
                 _ => due["register"],
@@ -412,7 +528,9 @@ async fn every_call_of_every_identity_is_as_granted() {
             due.insert("validate", validate);
             // A snapshot belongs to no namespace, until the plugin says of which volume it is.
             let delete_snapshot = match who {
-                "operator with all grants" | "node that creates" | "operator who creates" => Decided,
+                "operator with all grants" | "node that creates" | "fenced node" | "operator who creates" => {
+                    Decided
+                }
                 _ => create,
             };
             due.extend([("snapshot", create), ("delete snapshot", delete_snapshot)]);

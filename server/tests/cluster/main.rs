@@ -15,6 +15,7 @@ mod claims;
 mod creation_failures;
 mod creations;
 mod credentials;
+mod descriptors;
 mod drain;
 mod edges;
 #[path = "../../../etcd/tests/etcd/cluster.rs"]
@@ -54,3 +55,4 @@ mod status;
 mod together;
 mod upgrade;
 mod used;
+mod whose;
