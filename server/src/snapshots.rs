@@ -27,6 +27,10 @@ impl Service {
         rules::check_name("plugin", &ask.plugin)?;
         rules::check_name("call", &ask.call)?;
         rules::check_page("", &ask.snapshot, "")?;
+        // A plugin without an ID to look for lists all that it has.
+        if ask.snapshot.is_empty() {
+            return Err(Error::invalid("snapshot is missing").into());
+        }
         if !self.cluster.config.grants.allow_anywhere(caller, May::Snapshot) {
             return Err(ServerError::denied(format!("{caller} has no grant for snapshot")));
         }
