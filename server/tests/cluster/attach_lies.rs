@@ -6,10 +6,13 @@ use csi_proto::cluster::v1::call_ended::How;
 use csi_proto::cluster::v1::change_ask::What;
 use csi_proto::cluster::v1::node_change::Change;
 use csi_proto::cluster::v1::{
-    Answer, BlockAsk, CallClass, CallEnded, ClaimAsk, FromNode, NodeChange, PluginReport, from_node, to_node,
+    Answer, BlockAsk, CallClass, CallEnded, ClaimAsk, FromNode, NodeChange, Owed, PluginReport, StatusAsk,
+    from_node, to_node,
 };
 
-use crate::attach::{Controller, attached, claiming, failed, healthy, node_id, row, user, user_named};
+use crate::attach::{
+    Controller, attached, claiming, failed, healthy, is_publish, node_id, row, user, user_named,
+};
 use crate::operators::{csictl, operator};
 use crate::site::{First, Refusal, Site, eventually, register};
 
@@ -69,6 +72,82 @@ async fn lie_about_the_end_of_a_call_counts_for_nothing() {
     // Its end comes twice.
     host.say(good()).await;
     assert_eq!(claim.await.unwrap().unwrap().publish_context["device"], "/dev/x");
+}
+
+/// A host that lies so has the volume attached where no server knows it. No node was granted the volume by that, and none has it without a call.
+#[tokio::test]
+async fn lie_that_no_call_was_made_grants_nothing() {
+    let site = Site::start(1).await;
+    site.register("data", "single-node-writer").await;
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    let (n1, _one) = user(&site, "n1", 0).await;
+    let (n2, _two) = user(&site, "n2", 0).await;
+    let withheld = || failed(CallClass::Withheld);
+    for lie in [How::NotStarted(true), How::Stale(true), failed(CallClass::NotSent), withheld()] {
+        let what = format!("{lie:?}");
+        let is_withheld = matches!(&lie, How::Failed(of) if of.class == i32::from(CallClass::Withheld));
+        let claim = claiming(&n1, 0, "data");
+        let call = controller.called().await;
+        assert_eq!(node_id(&call), "id of n1", "{what}");
+        // The plugin has attached the volume to n1.
+        controller.end(&call, lie).await;
+        if is_withheld {
+            let refused = claim.await.unwrap().unwrap_err();
+            assert_eq!(refused.kind, "PluginError", "{what}: {refused:?}");
+        } else {
+            // The call is made again: a claim is granted by an answer alone.
+            let again = controller.called().await;
+            assert!(is_publish(&again) && again.epoch > call.epoch, "{what}: {again:?}");
+            assert!(!claim.is_finished(), "{what}");
+            claim.abort();
+            let owed = Owed { call: "call 1".into(), ..n1.owed("data", "") };
+            n1.client(0).detached(owed).await.unwrap();
+            controller.end(&again, How::NotStarted(true)).await;
+            // The answer to the first call comes after all. It is of no call that waits.
+            let late = CallEnded { call: call.call, epoch: call.epoch, how: Some(attached("/dev/lie")) };
+            controller.say(late).await;
+        }
+        free(&site).await;
+        // n2 has the volume by a call of its own, and n1 is granted nothing meanwhile.
+        let second = claiming(&n2, 0, "data");
+        assert_eq!(node_id(&controller.publish().await), "id of n2", "{what}");
+        let granted = second.await.unwrap().unwrap();
+        let refused = claiming(&n1, 0, "data").await.unwrap().unwrap_err();
+        assert_eq!(refused.holders, ["n2/web"], "{what}");
+        // A detach that was not made, by the host's word, is made again. n2 keeps others out until then.
+        n2.detached(0, "data", &granted.claim).await.unwrap();
+        let call = controller.called().await;
+        assert!(!is_publish(&call), "{what}: {call:?}");
+        controller.end(&call, How::NotStarted(true)).await;
+        let refused = claiming(&n1, 0, "data").await.unwrap().unwrap_err();
+        assert_eq!(refused.holders, ["n2/web"], "{what}");
+        controller.unpublish().await;
+        free(&site).await;
+    }
+}
+
+/// The plugin has refused nothing, and a refused detach is a lie. The claim stays, and keeps others out.
+#[tokio::test]
+async fn lie_that_a_detach_is_refused_frees_nothing() {
+    let site = Site::start(1).await;
+    site.register("data", "single-node-writer").await;
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    let (n1, _one) = user(&site, "n1", 0).await;
+    let (n2, _two) = user(&site, "n2", 0).await;
+    let claim = claiming(&n1, 0, "data");
+    controller.publish().await;
+    let granted = claim.await.unwrap().unwrap();
+    n1.detached(0, "data", &granted.claim).await.unwrap();
+    let call = controller.called().await;
+    controller.end(&call, failed(CallClass::Withheld)).await;
+    let mut admin = site.admin(0, "all");
+    eventually("the detach is given up", async || {
+        admin.status(StatusAsk {}).await.unwrap().into_inner().parked == 1
+    })
+    .await;
+    let refused = claiming(&n2, 0, "data").await.unwrap().unwrap_err();
+    assert_eq!(refused.holders, ["n1/web"]);
+    assert!(row(&site, "vol/default/data/claim").await.contains("node-detached"));
 }
 
 async fn free(site: &Site) {

@@ -11,8 +11,8 @@ use crate::attach::{Controller, claiming, head, row, user, user_named};
 use crate::creations::{created, creating, deleting, is_delete, registration};
 use crate::operators::{csictl, operator};
 use crate::recovery::{
-    claims, forget, held, hold, is, leave_out, page, phase, restored, resume, resumed, servers, step,
-    try_hold, welcome, writing,
+    claims, forget, held, held_attached, hold, is, leave_out, page, phase, restored, resume, resumed,
+    servers, step, try_hold, welcome, writing,
 };
 use crate::site::{Refusal, Site, eventually, register, release_ask};
 
@@ -153,6 +153,71 @@ async fn lie_about_what_a_node_holds_is_refused() {
     assert_eq!(csictl(&file, "server audit").await.code, Some(0));
     let status = csictl(&file, "--operator cluster status").await.out;
     assert!(!status.contains("held-claim-refused"), "{status}");
+}
+
+/// etcd has the claim, and what etcd has stays: the node's word about it is for a claim that etcd lacks.
+#[tokio::test]
+async fn lie_about_a_held_claim_changes_nothing() {
+    let site = Site::start(1).await;
+    for volume in ["data", "attached", "lost"] {
+        site.register(volume, "single-node-writer").await;
+    }
+    let (node, _first) = user(&site, "n1", 0).await;
+    let claim = node.claim(0, "data").await.unwrap();
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    let attached = claiming(&node, 0, "attached");
+    controller.publish().await;
+    let granted = attached.await.unwrap().unwrap();
+    eventually("nobody calls", async || !head(&site, "attached").await.contains("driver")).await;
+    restored(&site, 0, 1).await.unwrap();
+    let (_, mut session) = welcome(&node, 0).await;
+    session.report_name("id of n1").await;
+    let good = held(&node, "data", &claim);
+    hold(&node, 0, page(&node, 2, vec![good.clone(), held_attached(&node, "attached", &granted)], false))
+        .await
+        .unwrap();
+    let before = site.raw().await.below("/csid/v1/vol/").await;
+    for of in [good, held_attached(&node, "attached", &granted)] {
+        type Lie<'a> = &'a dyn Fn(&mut HeldClaim);
+        let lies: [(&str, Lie<'_>, bool); 12] = [
+            ("root's uid", &|of| of.uid = 0, false),
+            ("another uid", &|of| of.uid = u32::MAX, false),
+            ("a mount", &|of| of.by_mount = true, false),
+            ("another call", &|of| of.call = "call 2".into(), false),
+            ("an earlier boot", &|of| of.granted_boot = "boot 0 of n1".into(), false),
+            ("no boot", &|of| of.granted_boot = String::new(), true),
+            ("a long boot", &|of| of.granted_boot = "x".repeat(129), true),
+            ("the first moment", &|of| of.since_usec = 1, false),
+            ("the last moment", &|of| of.since_usec = u64::MAX, false),
+            ("a credential of the volume", &|of| of.volume_credential = "csid.default.key".into(), false),
+            ("another's credential", &|of| of.volume_credential = "csid.other.key".into(), true),
+            ("a credential as a path", &|of| of.volume_credential = "csid.default./../x".into(), true),
+        ];
+        for (lie, change, is_refused) in lies {
+            let mut lying = of.clone();
+            change(&mut lying);
+            let refused = try_hold(&node, 0, page(&node, 2, vec![lying], false)).await.unwrap();
+            assert_eq!(refused.len(), usize::from(is_refused), "{}: {lie}: {refused:?}", of.volume);
+            assert_eq!(site.raw().await.below("/csid/v1/vol/").await, before, "{}: {lie}", of.volume);
+        }
+    }
+    // A claim that etcd lacks is as its node says, and the servers and an operator's terminal bear the strangest one.
+    let strange = HeldClaim {
+        uid: u32::MAX,
+        by_mount: true,
+        since_usec: u64::MAX,
+        granted_boot: "boot 0 of n1".into(),
+        volume_credential: "csid.default.key".into(),
+        ..held(&node, "lost", "strange")
+    };
+    hold(&node, 0, page(&node, 2, vec![strange], true)).await.unwrap();
+    let row = row(&site, "vol/default/lost/claim/n1/web").await;
+    assert!(!row.contains("csid.default.key"), "the volume's credential is for the detach alone: {row}");
+    let file = operator(&site, "all");
+    for words in ["--operator claims", "--operator claims --json", "--operator explain default lost"] {
+        let said = csictl(&file, words).await;
+        assert!(said.code == Some(0) && said.out.contains("lost"), "{words}: {said:?}");
+    }
 }
 
 /// A thief of a node's key has the servers detach another node's volume, in a namespace of its own and under the other node's name.

@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use protox::prost_reflect::{DescriptorPool, Kind};
+use protox::prost_reflect::{DescriptorPool, Kind, MessageDescriptor};
+
+const PACKAGE: &str = "csid.cluster.v1";
 
 /// Returns the descriptors of cluster.proto.
 fn pool() -> DescriptorPool {
@@ -34,4 +36,25 @@ pub fn calls() -> BTreeSet<String> {
         }
     }
     calls
+}
+
+/// Returns MESSAGE.FIELD of all messages that can be in what a node asks: the questions of the service that nodes call.
+pub fn said_by_nodes() -> BTreeSet<String> {
+    let service = pool().get_service_by_name(&format!("{PACKAGE}.Cluster")).expect("the service");
+    let mut waiting: Vec<MessageDescriptor> = service.methods().map(|method| method.input()).collect();
+    let mut seen = BTreeSet::new();
+    let mut fields = BTreeSet::new();
+    while let Some(of) = waiting.pop() {
+        if !seen.insert(of.full_name().to_owned()) {
+            continue;
+        }
+        for field in of.fields() {
+            fields.insert(format!("{}.{}", of.name(), field.name()));
+            match field.kind() {
+                Kind::Message(inner) if !inner.is_map_entry() => waiting.push(inner),
+                _ => {}
+            }
+        }
+    }
+    fields
 }

@@ -180,6 +180,29 @@ async fn lying_node_reports_little_and_of_itself() {
     assert_eq!(shown(&site).await, Some(kept), "a lie has changed something");
 }
 
+/// A node's clock may be wrong, or the node may lie.
+#[tokio::test]
+async fn time_of_a_report_is_the_servers() {
+    let site = Site::start(2).await;
+    let node = site.node("n1");
+    let (_, mut session) = drain_of(&node, 0).await;
+    set(&site, 0, "n1", Change::Drain(DrainAsk {})).await.unwrap();
+    assert_eq!(next_drain(&mut session).await, 1);
+    let begun = now_usec();
+    for (since_usec, count) in [0, 1, u64::MAX].into_iter().zip(1..) {
+        let drained = Drained { left: Vec::new(), count, since_usec, drain: 1 };
+        session.to_server.send(FromNode { is: Some(from_node::Is::Drained(drained)) }).await.unwrap();
+        shows(&site, Some(count)).await;
+        let of_servers = shown(&site).await.unwrap().since_usec;
+        assert!((begun..=now_usec()).contains(&of_servers), "{since_usec}: {of_servers}");
+    }
+}
+
+fn now_usec() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    u64::try_from(now.as_micros()).unwrap()
+}
+
 #[tokio::test]
 async fn csictl_waits_until_a_node_is_drained() {
     let site = Site::start(1).await;

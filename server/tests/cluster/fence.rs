@@ -105,6 +105,26 @@ async fn fenced_node_joins_clean_or_in_another_boot() {
     assert_eq!(show(&site, "n1").await.fence.unwrap().number, 2);
 }
 
+/// Only the number of the last fence, by which the node was refused, says that the node has nothing.
+#[tokio::test]
+async fn lie_of_a_fenced_node_is_refused() {
+    let site = Site::start(1).await;
+    let node = site.node("n1");
+    drop(joined(&node).await);
+    fence(&site, 0, "n1").await.unwrap();
+    let clean = |clean| Hello { clean, ..node.hello.clone() };
+    eventually("the node joins", async || refused(&node, clean(1)).await.is_none()).await;
+    fence(&site, 0, "n1").await.unwrap();
+    for number in [0, 1, 3, u64::MAX] {
+        assert_eq!(refused(&node, clean(number)).await.as_deref(), Some("fenced"), "{number}");
+        // Another machine with the node's key is not the fenced one.
+        let another = Hello { machine_id: "another".into(), ..clean(number) };
+        assert!(refused(&node, another).await.is_some(), "{number}");
+        assert_eq!(show(&site, "n1").await.state, "fenced", "{number}");
+    }
+    eventually("the node joins", async || refused(&node, clean(2)).await.is_none()).await;
+}
+
 #[tokio::test]
 async fn fence_names_the_row_that_the_operator_saw() {
     let site = Site::start(1).await;

@@ -120,10 +120,13 @@ async fn lie_of_a_call_that_waits_is_refused() {
         boot: node.hello.boot.clone(),
     };
     type Wrong<'a> = &'a dyn Fn(&mut CallName);
-    let cases: [(&str, Wrong<'_>, Option<Code>); 7] = [
+    let cases: [(&str, Wrong<'_>, Option<Code>); 10] = [
         ("another call", &|name| name.call = "call 2".into(), None),
         ("another's call", &|name| name.call = "n2/call 1".into(), None),
         ("a volume that is not there", &|name| name.volume = "none".into(), None),
+        ("another namespace", &|name| name.namespace = "other".into(), None),
+        ("a namespace as a way", &|name| name.namespace = "default/data".into(), None),
+        ("a long namespace", &|name| name.namespace = "x".repeat(129), Some(Code::InvalidArgument)),
         ("another boot", &|name| name.boot = "of a clone".into(), Some(Code::Aborted)),
         ("no call", &|name| name.call = String::new(), Some(Code::InvalidArgument)),
         ("a long call", &|name| name.call = "x".repeat(129), Some(Code::InvalidArgument)),
@@ -191,6 +194,74 @@ async fn lie_in_detached_ends_no_claim() {
         assert_eq!(other.claim(0, "data").await, Ok(claim.clone()), "{lie}");
     }
     other.detached(0, "data", &claim).await.unwrap();
+    node.claim(0, "data").await.unwrap();
+}
+
+/// The name of a call is the caller's own. It names a claim that was granted, one that is pending, and one that waits.
+#[tokio::test]
+async fn call_of_another_node_ends_no_claim() {
+    let site = Site::start(1).await;
+    for volume in ["data", "free", "known"] {
+        site.register(volume, "single-node-writer").await;
+    }
+    let (node, other) = (site.node("n1"), site.node("n2"));
+    let _sessions = (node.join(0).await, other.join(0).await);
+    node.claim(0, "known").await.unwrap();
+    let claim = other.claim(0, "data").await.unwrap();
+    let queued = ClaimAsk { queue_ms: 600_000, answer_ms: 1, ..node.ask("data", "web") };
+    let refused = Refusal::of(&node.client(0).claim(queued).await.unwrap_err());
+    assert_eq!(refused.kind, "ClaimConflict");
+    let mut raw = site.raw().await;
+    let before = raw.below("/csid/v1/vol/default/data/").await;
+    // Both nodes have named their calls `call 1`.
+    let named = |who: &crate::site::Node, call: &str| Owed { call: call.into(), ..who.owed("data", "") };
+    for (lie, owed, code) in [
+        ("no name at all", named(&other, ""), Some(Code::InvalidArgument)),
+        ("a long call", named(&other, &"x".repeat(129)), Some(Code::InvalidArgument)),
+        ("a call with a line", named(&other, "a\nb"), Some(Code::InvalidArgument)),
+        ("another call", named(&other, "call 2"), None),
+        ("another node's call", named(&other, "node/n1/call 1"), None),
+        ("a way to another node's call", named(&other, "../n1/call 1"), None),
+        ("an operator's call", named(&other, "operator/all/call 1"), None),
+        ("its call for another consumer", Owed { consumer: "other".into(), ..named(&other, "call 1") }, None),
+        (
+            "its call of another boot",
+            Owed { boot: "of a clone".into(), ..named(&other, "call 1") },
+            Some(Code::Aborted),
+        ),
+        (
+            "its claim by a long call",
+            Owed { call: "x".repeat(129), ..other.owed("data", &claim) },
+            Some(Code::InvalidArgument),
+        ),
+    ] {
+        let answer = other.client(0).detached(owed).await;
+        assert_eq!(answer.err().map(|status| status.code()), code, "{lie}");
+        assert_eq!(raw.below("/csid/v1/vol/default/data/").await, before, "{lie}");
+    }
+    for (lie, owed, code) in [
+        (
+            "the other's claim by the same call",
+            Owed { call: "call 2".into(), ..node.owed("data", &claim) },
+            None,
+        ),
+        ("the other's call", named(&node, "node/n2/call 1"), None),
+        ("its call at another volume", Owed { volume: "free".into(), ..named(&node, "call 1") }, None),
+        (
+            "its call of another boot",
+            Owed { boot: String::new(), ..named(&node, "call 1") },
+            Some(Code::Aborted),
+        ),
+    ] {
+        let answer = node.client(0).detached(owed).await;
+        assert_eq!(answer.err().map(|status| status.code()), code, "{lie}");
+        assert_eq!(raw.below("/csid/v1/vol/default/data/").await, before, "{lie}");
+    }
+    // Its own call ends its own wait alone, and then the other's ends the claim.
+    node.client(0).detached(named(&node, "call 1")).await.unwrap();
+    assert!(raw.below("/csid/v1/vol/default/data/queue/").await.is_empty());
+    assert_eq!(other.claim(0, "data").await, Ok(claim));
+    other.client(0).detached(named(&other, "call 1")).await.unwrap();
     node.claim(0, "data").await.unwrap();
 }
 

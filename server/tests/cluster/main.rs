@@ -30,6 +30,8 @@ mod far_end;
 #[allow(dead_code, reason = "the tests of csid use more of it")]
 mod fault;
 mod fence;
+mod fields;
+mod granted_lies;
 mod joins;
 mod late;
 mod lies;

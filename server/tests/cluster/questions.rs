@@ -6,15 +6,16 @@ use csi_proto::cluster::v1::call_ended::How;
 use csi_proto::cluster::v1::change_ask::What;
 use csi_proto::cluster::v1::controller_call::Method;
 use csi_proto::cluster::v1::{
-    Answer, AvailableCapacity, CallClass, ChangeAsk, ExternalVolume, InventoryAsk, InventoryPage,
-    ListExternal, Listed, MeasureCapacity, PluginReport, ValidateAsk, Validated, VolumeAsk, VolumeRow,
-    inventory_ask, inventory_page,
+    Answer, AvailableCapacity, CallClass, CallEnded, ChangeAsk, ExternalSnapshot, ExternalVolume,
+    InventoryAsk, InventoryPage, ListExternal, Listed, MeasureCapacity, PluginReport, ValidateAsk, Validated,
+    VolumeAsk, VolumeRow, inventory_ask, inventory_page,
 };
 use tokio::task::JoinHandle;
 
 use crate::attach::{Controller, healthy};
 use crate::creations::failed;
-use crate::site::{Refusal, Site, register};
+use crate::operators::{csictl, operator};
+use crate::site::{Refusal, Site, eventually, register};
 
 /// Starts a controller whose csid knows the calls that change nothing.
 pub async fn answering(site: &Site, server: usize) -> Controller {
@@ -122,6 +123,103 @@ async fn controller_that_fails_or_lies_is_no_answer() {
     controller.leave().await;
     let error = page.await.unwrap().unwrap_err();
     assert_eq!(error.kind, "Unavailable", "{error:?}");
+}
+
+/// A host without the grant is asked nothing, whatever it says to know. One with the grant that knows no such call is no answer.
+#[tokio::test]
+async fn lie_about_known_calls_answers_nothing() {
+    let site = Site::start(1).await;
+    site.register("data", "single-node-writer").await;
+    let stranger = site.node("n1");
+    let mut session = stranger.say_hello(0).await.unwrap().1;
+    session.report_as(PluginReport { calls: u32::MAX, node_id: "id of n1".into(), ..healthy() }).await;
+    eventually("the report is written", async || {
+        crate::attach::row(&site, "node/n1").await.contains("\"attaches\":true")
+    })
+    .await;
+    for what in [list(), inventory_ask::What::Capacity(MeasureCapacity::default())] {
+        let none = asking(&site, 0, "all", what).await.unwrap().unwrap_err();
+        assert_eq!(none.kind, "Unavailable", "{none:?}");
+    }
+    assert_eq!(validating(&site, 0).await.unwrap().unwrap_err().kind, "Unavailable");
+    // A controller's host says that its csid knows none of these calls, or all that there will ever be.
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    assert_eq!(asking(&site, 0, "all", list()).await.unwrap().unwrap_err().kind, "Unavailable");
+    controller.session.report_as(PluginReport { calls: u32::MAX, ..healthy() }).await;
+    let mut answer = None;
+    eventually("the host is asked", async || {
+        let page = asking(&site, 0, "all", list());
+        let asked = tokio::time::timeout(Duration::from_secs(1), controller.called()).await;
+        if let Ok(call) = &asked {
+            // csid of an earlier release does not know the method.
+            controller.say(CallEnded { call: call.call.clone(), epoch: call.epoch, how: None }).await;
+            answer = Some(page.await.unwrap());
+        }
+        asked.is_ok()
+    })
+    .await;
+    assert_eq!(answer.unwrap().unwrap_err().kind, "PluginError");
+    let asked = tokio::time::timeout(Duration::from_millis(300), session.from_server.message()).await;
+    assert!(asked.is_err(), "the stranger got {asked:?}");
+}
+
+/// An operator's terminal shows what a host says.
+#[tokio::test]
+async fn lie_in_the_answer_to_a_question_is_bounded() {
+    let site = Site::start(1).await;
+    site.register("data", "single-node-writer").await;
+    let mut controller = answering(&site, 0).await;
+    let asked = validating(&site, 0);
+    let call = controller.called().await;
+    controller.end(&call, validated(false, &format!("\u{1b}[2J\n{}", "y".repeat(100_000)))).await;
+    let message = asked.await.unwrap().unwrap().validated.unwrap().message;
+    assert!(message.len() <= 1100 && !message.contains(char::is_control), "{}", message.len());
+
+    let volume = ExternalVolume {
+        external_id: "\u{1b}[2J\nforged".into(),
+        capacity: u64::MAX,
+        published_node_ids: vec!["\u{1b}]0;x\u{7}".into()],
+        abnormal: true,
+    };
+    let snapshot = ExternalSnapshot {
+        id: "\u{1b}[2J".into(),
+        external_id: "a\nb".into(),
+        size: u64::MAX,
+        created_usec: u64::MAX,
+        ready: true,
+    };
+    let file = operator(&site, "all");
+    for (words, answer) in [
+        ("--operator plugin volumes p", {
+            let listed = Listed { volumes: vec![volume], snapshots: Vec::new(), next: String::new() };
+            Answer { listed: Some(listed), ..Answer::default() }
+        }),
+        ("--operator snapshots p", {
+            let listed = Listed { volumes: Vec::new(), snapshots: vec![snapshot], next: String::new() };
+            Answer { listed: Some(listed), ..Answer::default() }
+        }),
+        (
+            "--operator plugin capacity p",
+            Answer { available: Some(AvailableCapacity { bytes: u64::MAX }), ..Answer::default() },
+        ),
+    ] {
+        let said = async { csictl(&file, words).await };
+        let answered = async {
+            let call = controller.called().await;
+            controller.end(&call, How::Answer(answer)).await;
+        };
+        let (said, ()) = tokio::join!(said, answered);
+        let is_shown = |text: &str| !text.contains(|c: char| c.is_control() && c != '\n');
+        assert!(is_shown(&said.out) && is_shown(&said.err), "{words}: {said:?}");
+        assert!(!said.out.lines().any(|line| line.starts_with("forged")), "{words}: {said:?}");
+    }
+    // A page that is too large ends the host's session, and holds no operator up.
+    let page = asking(&site, 0, "all", list());
+    let call = controller.called().await;
+    let listed = Listed { next: "x".repeat(8 << 20), ..Listed::default() };
+    controller.end(&call, How::Answer(Answer { listed: Some(listed), ..Answer::default() })).await;
+    let error = page.await.unwrap().unwrap_err();
+    assert!(["Unavailable", "PluginError"].contains(&error.kind.as_str()), "{error:?}");
 }
 
 #[tokio::test]
