@@ -7,13 +7,16 @@ use std::time::{Duration, Instant};
 
 use csi_proto::cluster::v1::call_ended::How;
 use csi_proto::cluster::v1::change_ask::What;
+use csi_proto::cluster::v1::controller_call::Method;
 use csi_proto::cluster::v1::node_change::Change;
 use csi_proto::cluster::v1::resume_ask::Step;
 use csi_proto::cluster::v1::to_node::Is;
 use csi_proto::cluster::v1::{
-    Answer, Attaches, CallEnded, CallName, ChangeAsk, ClaimAsk, ControllerCall, Deregister, DetachAsk,
-    DrainAsk, Drained, FromNode, Granted, HeldClaim, HeldClaims, NodeAsk, NodeChange, PluginReport, Plugins,
-    ReleaseAsk, RestoredAsk, ResumeAsk, ServerRows, ServersAsk, UndrainAsk, Use, VolumeRow, from_node,
+    Answer, Attaches, CallEnded, CallName, ChangeAsk, ClaimAsk, ControllerCall, CreatedVolume, DeleteAsk,
+    DeleteSnapshotAsk, Deregister, DetachAsk, DrainAsk, Drained, ExpandAsk, ExpandedVolume, ExternalSnapshot,
+    FenceAsk, ForgetAsk, FromNode, Granted, HeldClaim, HeldClaims, Listed, NodeAsk, NodeChange, NodeRow,
+    PluginReport, Plugins, ReleaseAsk, RestoredAsk, ResumeAsk, ServerRows, ServersAsk, SnapshotAsk,
+    UndrainAsk, Use, VolumeRow, from_node,
 };
 use csid_etcd::api::LeaseRevokeRequest;
 use csid_etcd::api::lease_client::LeaseClient;
@@ -25,6 +28,7 @@ use tonic::{Response, Status};
 
 use crate::attach::{attached, head, healthy, is_publish, node_id, row};
 use crate::by_call::attach_ask;
+use crate::creations::create;
 use crate::fault::Fault;
 use crate::site::{First, Node, Refusal, SOON, Session, Site, eventually, register};
 
@@ -34,6 +38,10 @@ const BEAT: Duration = Duration::from_secs(6);
 /// The volumes of plugin `p`, as the storage has them.
 #[derive(Default)]
 struct Storage {
+    /// The capacities of the volumes that were created, by their IDs.
+    made: BTreeMap<String, u64>,
+    /// The volumes of the snapshots, by their IDs.
+    snapshots: BTreeMap<String, String>,
     /// The plugin's names of the nodes that have a volume, by the volume.
     attached: BTreeMap<String, BTreeSet<String>>,
     /// The plugin's name of the node that uses a volume.
@@ -46,13 +54,74 @@ struct Storage {
 impl Storage {
     /// Does what a call asks for, and returns its answer.
     fn answer(&mut self, call: &ControllerCall) -> How {
+        let volume = call.order.clone();
+        // A question has no epoch.
+        if !matches!(call.method, Some(Method::List(_))) {
+            let last = self.epochs.insert(volume.clone(), call.epoch).unwrap_or(0);
+            if call.epoch <= last {
+                self.wrong.push(format!("{volume}: epoch {} comes after {last}", call.epoch));
+            }
+        }
+        match call.method.as_ref().expect("a method") {
+            Method::Publish(_) | Method::Unpublish(_) => self.attach(call),
+            method => How::Answer(self.provision(&volume, method)),
+        }
+    }
+
+    /// Creates, expands or deletes a volume or a snapshot, or lists the snapshots. The same call again changes nothing.
+    fn provision(&mut self, order: &str, method: &Method) -> Answer {
+        let is_missing = |made: &BTreeMap<String, u64>| !made.contains_key(order);
+        match method {
+            Method::Create(of) => {
+                let id = order.replacen('+', "made-", 1);
+                let capacity = *self.made.entry(id.clone()).or_insert(of.capacity_min);
+                let created = CreatedVolume { external_id: id, capacity, ..CreatedVolume::default() };
+                Answer { created: Some(created), ..Answer::default() }
+            }
+            Method::Delete(_) => {
+                let is_in_use = self.attached.get(order).is_some_and(|nodes| !nodes.is_empty());
+                if is_in_use || self.snapshots.values().any(|of| of == order) {
+                    self.wrong.push(format!("{order} is deleted, and is attached or has a snapshot"));
+                }
+                self.made.remove(order);
+                Answer::default()
+            }
+            Method::Expand(of) => {
+                if is_missing(&self.made) {
+                    self.wrong.push(format!("{order} is expanded, and is not there"));
+                }
+                let capacity = self.made.entry(order.to_owned()).or_default();
+                *capacity = of.required.max(*capacity);
+                let expanded = ExpandedVolume { capacity: *capacity, node_expansion_required: false };
+                Answer { expanded: Some(expanded), ..Answer::default() }
+            }
+            Method::Snapshot(of) => {
+                if is_missing(&self.made) {
+                    self.wrong.push(format!("a snapshot is made of {order}, which is not there"));
+                }
+                let id = format!("{} of {order}", of.name);
+                self.snapshots.insert(id.clone(), order.to_owned());
+                Answer { snapshot: Some(snapshot(&id, order)), ..Answer::default() }
+            }
+            Method::DeleteSnapshot(of) => {
+                self.snapshots.remove(&of.snapshot);
+                Answer::default()
+            }
+            Method::List(of) => {
+                let is_asked = |id: &&String| of.snapshot.is_empty() || **id == of.snapshot;
+                let found = self.snapshots.keys().filter(is_asked);
+                let snapshots = found.map(|id| snapshot(id, &self.snapshots[id])).collect();
+                Answer { listed: Some(Listed { snapshots, ..Listed::default() }), ..Answer::default() }
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Attaches or detaches a volume.
+    fn attach(&mut self, call: &ControllerCall) -> How {
         let (volume, node) = (call.order.clone(), node_id(call).to_owned());
-        let last = self.epochs.insert(volume.clone(), call.epoch).unwrap_or(0);
         let nodes = self.attached.entry(volume.clone()).or_default();
         let is_attach = is_publish(call);
-        if call.epoch <= last {
-            self.wrong.push(format!("{volume}: epoch {} comes after {last}", call.epoch));
-        }
         if is_attach && nodes.iter().any(|at| *at != node) {
             self.wrong.push(format!("{volume} is attached to {node}, and {nodes:?} has it"));
         }
@@ -73,6 +142,16 @@ impl Storage {
 
     fn at(&self, volume: &str) -> Vec<String> {
         self.attached.get(volume).into_iter().flatten().cloned().collect()
+    }
+}
+
+fn snapshot(id: &str, volume: &str) -> ExternalSnapshot {
+    ExternalSnapshot {
+        id: id.into(),
+        external_id: volume.into(),
+        size: 4096,
+        ready: true,
+        ..ExternalSnapshot::default()
     }
 }
 
@@ -153,8 +232,13 @@ enum Act {
     Drain,
     /// A cluster recovers from a backup of etcd.
     Restore,
+    /// A node with a claim is off, an operator fences it, and another node gets the volume. The node is forgotten.
+    Fence,
+    /// An operator creates a volume, expands it, makes a snapshot of it, and deletes both.
+    Create,
 }
 
+/// The acts that pass all edges together.
 const ACTS: [Act; 5] = [Act::Attach, Act::Join, Act::ByCall, Act::Drain, Act::Restore];
 
 /// A cluster of two servers, of which the first one dies.
@@ -180,8 +264,10 @@ impl Stage {
         let nodes = Vec::new();
         let mut stage =
             Stage { act, site, fault, at, is_same: false, has_died: false, storage, nodes, runs: 0 };
-        if matches!(act, Act::Attach | Act::ByCall) {
-            stage.join("c1", healthy());
+        match act {
+            Act::Attach | Act::ByCall | Act::Fence => stage.join("c1", healthy()),
+            Act::Create => stage.join("c1", PluginReport { calls: 1, ..healthy() }),
+            Act::Join | Act::Drain | Act::Restore => {}
         }
         stage.join("n1", user("n1", "p"));
         if act == Act::Attach {
@@ -271,6 +357,8 @@ impl Stage {
             Act::ByCall => self.by_call(run).await,
             Act::Drain => self.drain().await,
             Act::Restore => self.restore(run).await,
+            Act::Fence => self.fence(run).await,
+            Act::Create => self.create(run).await,
         }
         let begun = Instant::now();
         while begun.elapsed() < wait && !self.has_died {
@@ -304,8 +392,8 @@ impl Stage {
         let (volume, plugin) = match self.act {
             Act::Attach => (format!("v{run}"), "p"),
             Act::Join => (format!("v{run}"), "q"),
-            Act::Restore => (format!("v{run}"), "p"),
-            Act::ByCall | Act::Drain => return,
+            Act::Restore | Act::Fence => (format!("v{run}"), "p"),
+            Act::ByCall | Act::Drain | Act::Create => return,
         };
         let mut ask = register(&volume, "single-node-writer");
         if let Some(What::Register(register)) = &mut ask.what {
@@ -316,6 +404,11 @@ impl Stage {
 
     /// Claims a volume as one call. A call that ends uncertainly is followed by another one, as csid's are.
     async fn claims(&mut self, name: &str, volume: &str) -> Granted {
+        self.claims_after(name, volume, &[]).await
+    }
+
+    /// Does the same. `before`: who has the volume still, which is being detached.
+    async fn claims_after(&mut self, name: &str, volume: &str, before: &[String]) -> Granted {
         let node = self.node(name);
         let mut tries = 0;
         self.until("the claim is granted", async |_, server| {
@@ -326,6 +419,7 @@ impl Stage {
                     tries += 1;
                     None
                 }
+                Some(Err(refusal)) if refusal.kind == "ClaimConflict" && refusal.holders == before => None,
                 Some(Err(refusal)) => panic!("{refusal:?}"),
                 None => None,
             }
@@ -517,6 +611,135 @@ impl Stage {
         assert_eq!(shown.unwrap().state, "ready");
     }
 
+    /// Returns a node as an operator sees it.
+    async fn shown(&mut self, name: &str) -> NodeRow {
+        let ask = NodeAsk { node: name.into() };
+        let shown = self
+            .until("the node is shown", async |site, server| {
+                lasting(site.admin(server, "all").node(ask.clone()).await)
+            })
+            .await;
+        shown.unwrap()
+    }
+
+    async fn fence(&mut self, run: usize) {
+        let (volume, order, name) = (format!("v{run}"), format!("ext-v{run}"), format!("n-of-{run}"));
+        let id = format!("id of {name}");
+        self.join(&name, user(&name, "p"));
+        let key = format!("node/{name}");
+        self.until("the servers know the node", async |site, _| {
+            row(site, &key).await.contains("node-id").then_some(())
+        })
+        .await;
+        let granted = self.claims(&name, &volume).await;
+        {
+            let mut storage = self.storage.lock().unwrap();
+            assert_eq!(
+                storage.at(&order),
+                std::slice::from_ref(&id),
+                "run {run}: it was granted what it has not"
+            );
+            storage.users.insert(order.clone(), id.clone());
+        }
+        self.refuses("n1", &volume, &format!("{name}/web")).await;
+        // Its power fails.
+        let node = self.node(&name);
+        self.nodes.retain(|of| !Arc::ptr_eq(&of.node, &node));
+        self.storage.lock().unwrap().users.remove(&order);
+        let named = name.clone();
+        self.until("the node is fenced", async |site, server| {
+            let shown =
+                lasting(site.admin(server, "all").node(NodeAsk { node: named.clone() }).await)?.unwrap();
+            let fence = FenceAsk { reason: "off".into(), revision: shown.revision, by_hand: true };
+            let ask = NodeChange { node: named.clone(), change: Some(Change::Fence(fence)) };
+            match lasting(site.admin(server, "all").set_node(ask).await)? {
+                Ok(row) => {
+                    assert_eq!(row.state, "fenced");
+                    Some(())
+                }
+                Err(refusal) if refusal.kind == "Uncertain" => None,
+                Err(refusal) => panic!("{refusal:?}"),
+            }
+        })
+        .await;
+        let shown = self.shown(&name).await;
+        assert_eq!(shown.state, "fenced", "an answered fence was lost");
+        assert_eq!(shown.fence.expect("the fence").number, 1, "run {run}: the node was fenced twice");
+        let left = row(&self.site, &format!("vol/default/{volume}/claim/{name}/web")).await;
+        assert!(!left.contains("\"taken\""), "an answered fence has left a claim: {left}");
+        // The machine goes on for a moment, by itself. Its word ends nothing, and it is granted nothing.
+        let second = self.claims_after("n1", &volume, &[format!("{name}/web")]).await;
+        assert_eq!(self.storage.lock().unwrap().at(&order), ["id of n1"], "run {run}");
+        self.storage.lock().unwrap().users.insert(order.clone(), "id of n1".to_owned());
+        self.until("the fenced node is answered", async |_, server| {
+            let claimed = node.client(server).claim(node.ask(&volume, "web")).await;
+            assert!(claimed.is_err(), "a fenced node was granted a claim");
+            lasting(node.client(server).detached(node.owed(&volume, &granted.claim)).await)
+        })
+        .await
+        .unwrap();
+        self.has("n1", &volume, &second.claim).await;
+        self.storage.lock().unwrap().users.remove(&order);
+        self.detached("n1", &volume, &second.claim).await;
+        self.rests(&volume).await;
+        let forget = NodeChange { node: name.clone(), change: Some(Change::Forget(ForgetAsk {})) };
+        self.until("the node is forgotten", async |site, server| {
+            match lasting(site.admin(server, "all").set_node(forget.clone()).await)? {
+                Ok(_) => Some(()),
+                Err(refusal) if refusal.kind == "Uncertain" => None,
+                Err(refusal) => panic!("{refusal:?}"),
+            }
+        })
+        .await;
+        assert_eq!(row(&self.site, &key).await, "", "an answered end of a node was lost");
+    }
+
+    async fn create(&mut self, run: usize) {
+        let volume = format!("v{run}");
+        let ask = create(&volume);
+        let made = self.changed(|| What::Create(ask.clone())).await.unwrap();
+        let id = made.external_id;
+        let due = BTreeMap::from([(id.clone(), ask.capacity_min)]);
+        assert_eq!(self.storage.lock().unwrap().made, due, "run {run}: one volume was asked for");
+        let again = ChangeAsk { what: Some(What::Create(ask)) };
+        let mut other = self.site.operator(1, "all");
+        let again = answer(async || other.change(again.clone()).await).await.unwrap();
+        assert_eq!((again.external_id.as_str(), again.standing.as_str()), (id.as_str(), "registered"));
+
+        let expand = ExpandAsk { volume: volume.clone(), required: 8192, ..ExpandAsk::default() };
+        let row = self.changed(|| What::Expand(expand.clone())).await.unwrap();
+        assert_eq!((row.capacity, row.error.as_str()), (8192, ""));
+        assert_eq!(self.storage.lock().unwrap().made[&id], 8192, "an answered expansion was lost");
+
+        let snapshot = SnapshotAsk {
+            volume: volume.clone(),
+            name: "monday".into(),
+            call: format!("snapshot of {volume}"),
+            ..SnapshotAsk::default()
+        };
+        let row = self.changed(|| What::Snapshot(snapshot.clone())).await.unwrap();
+        let of_volume = row.snapshot.expect("the snapshot").id;
+        let due = BTreeMap::from([(of_volume.clone(), id.clone())]);
+        assert_eq!(self.storage.lock().unwrap().snapshots, due, "run {run}: one snapshot was asked for");
+        let delete = DeleteSnapshotAsk {
+            plugin: "p".into(),
+            snapshot: of_volume,
+            call: format!("deletion of {volume}"),
+        };
+        self.changed(|| What::DeleteSnapshot(delete.clone())).await.unwrap();
+        assert!(self.storage.lock().unwrap().snapshots.is_empty(), "run {run}: a snapshot is left");
+
+        let delete = DeleteAsk { volume: volume.clone(), ..DeleteAsk::default() };
+        self.changed(|| What::Delete(delete.clone())).await.unwrap();
+        assert!(self.storage.lock().unwrap().made.is_empty(), "run {run}: a volume is left at the plugin");
+        let left = self.site.raw().await.below(&format!("/csid/v1/vol/default/{volume}/")).await;
+        let keys: Vec<_> = left.iter().map(|row| String::from_utf8_lossy(&row.key).into_owned()).collect();
+        assert!(
+            keys.iter().all(|key| key.contains("/past/")),
+            "run {run}: a volume is left in etcd: {keys:?}"
+        );
+    }
+
     /// Returns the state of the cluster.
     async fn servers(&mut self) -> ServerRows {
         let rows = self
@@ -645,4 +868,23 @@ async fn server_dies_at_each_edge_and_nothing_is_lost() {
     }
     let points: BTreeSet<String> = csid_server::points().into_iter().collect();
     assert_eq!(reached, points);
+}
+
+/// Each of these acts passes the edges of its own once more, in other states of the volume and the node.
+#[tokio::test]
+async fn server_dies_in_a_fence_or_a_creation() {
+    let due = [
+        (Act::Fence, &["node", "claims", "intent", "send", "outcome", "SetNode"][..]),
+        (Act::Create, &["registration", "intent", "send", "outcome", "Change"][..]),
+    ];
+    let walks = join_all(due.map(|(act, _)| walk(act))).await;
+    for ((mut stage, mut reached), (_, names)) in walks.into_iter().zip(due) {
+        let of_names = |point: &String| names.iter().any(|name| point.starts_with(&format!("{name}.")));
+        let due: BTreeSet<String> = csid_server::points().into_iter().filter(of_names).collect();
+        // A beat of the server may have had the number of another edge.
+        for point in due.difference(&reached.clone()) {
+            reached.extend(stage.run(&format!("{point}:1"), Duration::ZERO).await);
+        }
+        assert!(!due.is_empty() && reached.is_superset(&due), "{:?}: {reached:?}", stage.act);
+    }
 }
