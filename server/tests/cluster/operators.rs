@@ -6,17 +6,23 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use csi_proto::cluster::v1::call_ended::How;
+use csi_proto::cluster::v1::controller_call::Method;
 use csi_proto::cluster::v1::node_change::Change;
 use csi_proto::cluster::v1::{
-    Accept, BlockAsk, CallName, ClaimAsk, ListAsk, Machine, NodeAsk, NodeChange, NodesAsk, Owed, ReleaseAsk,
-    VolumeAsk,
+    Accept, Answer, AvailableCapacity, BlockAsk, CallClass, CallName, ClaimAsk, ControllerCall,
+    ExpandedVolume, ExternalSnapshot, ExternalVolume, ListAsk, Listed, Machine, NodeAsk, NodeChange,
+    NodesAsk, Owed, ReleaseAsk, Validated, VolumeAsk,
 };
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
+use crate::attach::Controller;
 use crate::certificates::Purpose;
+use crate::creations::{created, done, failed, is_delete, nothing_is_left};
 use crate::far_end::FarEnd;
+use crate::questions::answering;
 use crate::site::{
     First, Node, Refusal, SOON, Site, csictl_program, eventually, hello, open, register, release_ask,
 };
@@ -623,4 +629,195 @@ async fn operator_made_as_the_document_says_is_served() {
     fs::write(&path, file.replace(servers, &format!("servers = {:?}", site.addresses))).unwrap();
     let said = csictl(&path, "server list").await;
     assert!(said.code == Some(0) && said.out.contains("s0"), "{said:?}");
+}
+
+/// Runs a command, while the controller answers its calls one after the other.
+async fn answered(
+    (file, controller): (&Path, &mut Controller),
+    words: &str,
+    answers: Vec<How>,
+) -> (Said, Vec<ControllerCall>) {
+    let answered = async {
+        let mut calls = Vec::new();
+        for answer in answers {
+            let call = controller.called().await;
+            controller.end(&call, answer).await;
+            calls.push(call);
+        }
+        calls
+    };
+    tokio::join!(csictl(file, words), answered)
+}
+
+#[tokio::test]
+async fn volumes_are_made_and_deleted_by_csictl() {
+    let site = Site::start(1).await;
+    let file = operator(&site, "all");
+    let mut controller = answering(&site, 0).await;
+    let quiet =
+        |said: &Said| assert_eq!((said.code, said.out.as_str(), said.err.as_str()), (Some(0), "", ""));
+    let answer = |of: Answer| vec![How::Answer(of)];
+
+    let text = "--operator volume create default data --plugin p --access-mode single-node-writer --capacity 4096 --capacity-max 1MiB --parameter pool=fast";
+    let (said, calls) = answered((&file, &mut controller), text, vec![created("ext-data")]).await;
+    quiet(&said);
+    let Some(Method::Create(of)) = &calls[0].method else { panic!("{calls:?}") };
+    assert_eq!((of.capacity_min, of.capacity_max, of.parameters["pool"].as_str()), (4096, 1 << 20, "fast"));
+    let row = csictl(&file, &format!("{text} --json")).await.json();
+    assert_eq!(
+        [&row["id"], &row["external-id"], &row["owner"], &row["standing"], &row["capacity"], &row["context"]],
+        [
+            &json!("data"),
+            &json!("ext-data"),
+            &json!("operator/all"),
+            &json!("registered"),
+            &json!(8192),
+            &json!({})
+        ]
+    );
+
+    let validate = "--operator volume validate default data --access-mode single-node-writer";
+    let validated = |confirmed, message: &str| {
+        answer(Answer {
+            validated: Some(Validated { confirmed, message: message.into() }),
+            ..Answer::default()
+        })
+    };
+    let (said, calls) = answered((&file, &mut controller), validate, validated(true, "")).await;
+    quiet(&said);
+    assert!(matches!(calls[0].method, Some(Method::Validate(_))), "{calls:?}");
+    let (said, _) = answered((&file, &mut controller), validate, validated(false, "")).await;
+    assert_eq!((said.code, said.err.as_str()), (Some(1), ""), "{said:?}");
+    assert!(said.out.starts_with("not confirmed: "), "{said:?}");
+    let json = format!("{validate} --json");
+    let (said, _) = answered((&file, &mut controller), &json, validated(true, "")).await;
+    assert_eq!(said.json(), json!({ "confirmed": true, "message": "" }));
+    let failed = vec![failed(CallClass::Refused, Some(13))];
+    let (said, _) = answered((&file, &mut controller), &json, failed).await;
+    assert_eq!((said.code, said.out.as_str()), (Some(3), ""), "{said:?}");
+    let error: Value = serde_json::from_str(said.err.lines().last().unwrap()).unwrap();
+    assert_eq!(error["error"], "PluginError");
+
+    let expanded = |capacity| {
+        let expanded = ExpandedVolume { capacity, node_expansion_required: false };
+        answer(Answer { expanded: Some(expanded), ..Answer::default() })
+    };
+    let expand = "--operator volume expand default data 16KiB --limit 1MiB";
+    let (said, calls) = answered((&file, &mut controller), expand, expanded(16_384)).await;
+    quiet(&said);
+    let Some(Method::Expand(of)) = &calls[0].method else { panic!("{calls:?}") };
+    assert_eq!((of.required, of.limit), (16_384, 1 << 20));
+    let json = "--operator volume expand default data 32KiB --json";
+    let (said, _) = answered((&file, &mut controller), json, expanded(32_768)).await;
+    assert_eq!(said.json()["capacity"], 32_768);
+
+    let row = || ExternalSnapshot {
+        id: "snap-1".into(),
+        external_id: "ext-data".into(),
+        size: 4096,
+        created_usec: 7,
+        ready: true,
+    };
+    let made = || answer(Answer { snapshot: Some(row()), ..Answer::default() });
+    let snapshot = "--operator volume snapshot default data monday --parameter tier=cold";
+    let (said, calls) = answered((&file, &mut controller), snapshot, made()).await;
+    assert_eq!((said.code, said.out.as_str(), said.err.as_str()), (Some(0), "snap-1\n", ""));
+    let Some(Method::Snapshot(of)) = &calls[0].method else { panic!("{calls:?}") };
+    assert_eq!((of.name.as_str(), of.parameters["tier"].as_str()), ("monday", "cold"));
+    let due = json!({ "id": "snap-1", "external-id": "ext-data", "size": 4096, "created": 7, "ready": true });
+    let (said, _) = answered((&file, &mut controller), &format!("{snapshot} --json"), made()).await;
+    assert_eq!(said.json(), due);
+
+    let listed = |volumes, snapshots| {
+        let listed = Listed { volumes, snapshots, next: String::new() };
+        answer(Answer { listed: Some(listed), ..Answer::default() })
+    };
+    let snapshots = "--operator snapshots p --external-id ext-data";
+    let (said, calls) = answered((&file, &mut controller), snapshots, listed(vec![], vec![row()])).await;
+    let Some(Method::List(of)) = &calls[0].method else { panic!("{calls:?}") };
+    assert!(of.snapshots && of.external_id == "ext-data", "{of:?}");
+    let lines: Vec<Vec<&str>> = said.out.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!((lines[0][0], &lines[1][..2]), ("SNAPSHOT", &["snap-1", "ext-data"][..]), "{said:?}");
+    let json = format!("{snapshots} --json");
+    let (said, _) = answered((&file, &mut controller), &json, listed(vec![], vec![row()])).await;
+    assert_eq!(said.json(), json!([due]));
+    let (said, _) = answered((&file, &mut controller), snapshots, listed(vec![], vec![])).await;
+    assert_eq!((said.code, said.out.as_str(), said.err.as_str()), (Some(0), "", "No snapshots.\n"));
+
+    let volume = ExternalVolume {
+        external_id: "ext-data".into(),
+        capacity: 32_768,
+        published_node_ids: vec!["id of n1".into()],
+        abnormal: false,
+    };
+    let volumes = "--operator plugin volumes p";
+    let (said, _) = answered((&file, &mut controller), volumes, listed(vec![volume.clone()], vec![])).await;
+    assert!(said.code == Some(0) && said.out.lines().nth(1).unwrap().starts_with("ext-data "), "{said:?}");
+    let json = format!("{volumes} --json");
+    let (said, _) = answered((&file, &mut controller), &json, listed(vec![volume], vec![])).await;
+    let rows = said.json();
+    assert_eq!(
+        [&rows[0]["external-id"], &rows[0]["capacity"], &rows[0]["published-node-ids"]],
+        [&json!("ext-data"), &json!(32_768), &json!(["id of n1"])]
+    );
+    let capacity = "--operator plugin capacity p --access-mode single-node-writer --topology zone=a";
+    let available = || {
+        let available = Some(AvailableCapacity { bytes: 1 << 40 });
+        answer(Answer { available, ..Answer::default() })
+    };
+    let (said, calls) = answered((&file, &mut controller), capacity, available()).await;
+    assert!(said.code == Some(0) && said.out.contains("TiB"), "{said:?}");
+    let Some(Method::Capacity(of)) = &calls[0].method else { panic!("{calls:?}") };
+    assert_eq!(of.topology.as_ref().unwrap().segments["zone"], "a");
+    let (said, _) = answered((&file, &mut controller), &format!("{capacity} --json"), available()).await;
+    assert_eq!(said.json(), json!({ "available": 1_u64 << 40 }));
+
+    // Operators without the grant are refused before any plugin is called.
+    let [delete_snapshot, delete] =
+        ["--operator plugin delete-snapshot p snap-1", "--operator volume delete default data"];
+    let [sure_snapshot, sure] =
+        [format!("{delete_snapshot} --yes snap-1"), format!("{delete} --yes default/data")];
+    let changes = [text, validate, expand, snapshot, sure_snapshot.as_str(), sure.as_str()];
+    let grants = ["create", "register", "expand", "snapshot", "snapshot", "delete"];
+    let reads = operator(&site, "reads");
+    for (words, grant) in changes.into_iter().zip(grants) {
+        let said = csictl(&reads, words).await;
+        // There is no answer to the question.
+        let code = if words == validate { 3 } else { 1 };
+        assert!(
+            said.code == Some(code) && said.err.contains(&format!("no grant for {grant}")),
+            "{words}: {said:?}"
+        );
+        assert_eq!(said.out, "", "{words}");
+    }
+    let local = operator(&site, "local");
+    for words in [snapshots, volumes, capacity] {
+        let said = csictl(&local, words).await;
+        assert!(said.code == Some(1) && said.err.contains("`read`"), "{words}: {said:?}");
+        assert_eq!(csictl(&local, &format!("{words} --json")).await.error()["error"], "NotAuthorized");
+    }
+    assert!(
+        !controller.is_called(Duration::from_millis(300)).await,
+        "a plugin was called for a refused operator"
+    );
+
+    // What cannot be undone asks once more.
+    for (words, name) in [(delete_snapshot, "--yes snap-1"), (delete, "--yes default/data")] {
+        let said = csictl(&file, words).await;
+        assert!(said.code == Some(1) && said.err.contains(name), "{words}: {said:?}");
+    }
+    let answers = || [listed(vec![], vec![row()]), vec![done()]].concat();
+    let (said, calls) = answered((&file, &mut controller), &sure_snapshot, answers()).await;
+    quiet(&said);
+    let Some(Method::DeleteSnapshot(of)) = &calls[1].method else { panic!("{calls:?}") };
+    assert_eq!(of.snapshot, "snap-1");
+    let json = format!("{sure_snapshot} --json");
+    let (said, _) = answered((&file, &mut controller), &json, listed(vec![], vec![])).await;
+    assert_eq!(said.json(), json!({}), "it is deleted already");
+    let (said, calls) = answered((&file, &mut controller), &sure, vec![done()]).await;
+    quiet(&said);
+    assert!(is_delete(&calls[0]), "{calls:?}");
+    assert_eq!(csictl(&file, &format!("{sure} --json")).await.json(), json!({}), "it is deleted already");
+    nothing_is_left(&site).await;
+    assert!(!controller.is_called(Duration::from_millis(300)).await);
 }
