@@ -7,6 +7,10 @@ use super::cluster::servers_json;
 use super::text::{facts, table};
 use crate::hints::Due;
 
+/// The most rows of what needs an operator, if more are due. With the facts, the headings, a line for the rest and the shell's next prompt they
+/// fill a screen of 24 lines.
+const MOST: usize = 11;
+
 /// Returns the text of a cluster's state. `due`: what needs an operator.
 pub fn whole_cluster(status: &ClusterStatus, due: &[Due]) -> String {
     let rows = status.servers.clone().unwrap_or_default();
@@ -34,13 +38,25 @@ pub fn whole_cluster(status: &ClusterStatus, due: &[Due]) -> String {
     if due.is_empty() {
         return head;
     }
-    let rows = due.iter().map(|of| [of.kind.clone(), of.name.clone(), of.text.clone(), of.next.clone()]);
-    let shown = u64::try_from(status.attention.len()).unwrap_or(u64::MAX);
-    let more = match status.attention_count.saturating_sub(shown) {
+    let all = count_of(status, due);
+    let more_than = |shown: usize| all.saturating_sub(u64::try_from(shown).unwrap_or(u64::MAX));
+    // The list is cut where the last line would not fit. JSON has the whole list.
+    let shown = match more_than(MOST + 1) {
+        0 => due,
+        _ => &due[..due.len().min(MOST)],
+    };
+    let more = match more_than(shown.len()) {
         0 => String::new(),
         more => format!("and {more} more\n"),
     };
+    let rows = shown.iter().map(|of| [of.kind.clone(), of.name.clone(), of.text.clone(), of.next.clone()]);
     format!("{head}\n{}\n{more}", table(["NEEDS AN OPERATOR", "WHO", "WHAT", "DO"], rows))
+}
+
+/// Returns the number of all that needs an operator: what the server counts, and what csictl has found itself.
+fn count_of(status: &ClusterStatus, due: &[Due]) -> u64 {
+    let of_csictl = due.len().saturating_sub(status.attention.len()) as u64;
+    status.attention_count.saturating_add(of_csictl)
 }
 
 /// Returns a cluster's state as JSON.
@@ -54,18 +70,16 @@ pub fn whole_cluster_json(status: &ClusterStatus, due: &[Due]) -> Value {
     value["owed"] = json!(status.owed);
     value["parked"] = json!(status.parked);
     value["queued"] = json!(status.queued);
-    // The server counts what it has found itself.
-    let of_csictl = due.len().saturating_sub(status.attention.len()) as u64;
-    let due =
+    let rows =
         due.iter().map(|of| json!({ "kind": of.kind, "name": of.name, "text": of.text, "do": of.next }));
-    value["attention"] = due.collect();
-    value["attention-count"] = json!(status.attention_count + of_csictl);
+    value["attention"] = rows.collect();
+    value["attention-count"] = json!(count_of(status, due));
     value
 }
 
 #[cfg(test)]
 mod tests {
-    use csi_proto::cluster::v1::{NodeCount, ServerRow, ServerRows};
+    use csi_proto::cluster::v1::{Attention, NodeCount, ServerRow, ServerRows};
 
     use super::*;
 
@@ -105,6 +119,42 @@ claims that nodes owe: 1
     needs an operator: nothing
 ";
         assert_eq!(whole_cluster(&status(), &[]), expected);
+    }
+
+    #[test]
+    fn long_list_is_cut_at_the_end_of_a_screen() {
+        let due = |count| -> Vec<Due> {
+            let of = |n| Due {
+                kind: "node-away".into(),
+                name: format!("n{n}"),
+                text: "it has no session".into(),
+                next: "start it".into(),
+            };
+            (0..count).map(of).collect()
+        };
+        let attention = |count: usize| vec![Attention::default(); count];
+        for (of_csictl, of_server, all, more) in
+            [(0, 12, 12, None), (0, 13, 13, Some(2)), (3, 64, 70, Some(59)), (0, 12, 13, Some(2))]
+        {
+            let status = ClusterStatus {
+                attention: attention(of_server),
+                attention_count: all - of_csictl,
+                ..status()
+            };
+            let due = due(of_csictl as usize + of_server);
+            let text = whole_cluster(&status, &due);
+            assert!(text.trim_end().lines().count() <= 23, "{text}");
+            let rest = more.map(|more| format!("\nand {more} more\n"));
+            assert_eq!(text.contains("more\n"), rest.is_some(), "{text}");
+            assert!(rest.is_none_or(|rest| text.ends_with(&rest)), "{all} in all: {text}");
+            let rows = whole_cluster_json(&status, &due);
+            assert_eq!(
+                rows["attention"].as_array().map(Vec::len),
+                Some(due.len()),
+                "JSON has the whole list"
+            );
+            assert_eq!(rows["attention-count"], json!(all));
+        }
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! A whole cluster on one screen.
 
-use csi_proto::cluster::v1::{CallClass, ClaimAsk, ReleaseAsk};
+use csi_proto::cluster::v1::{Attaches, CallClass, ClaimAsk, ReleaseAsk};
 use serde_json::json;
 
 use crate::attach::{Controller, claiming, failed, user};
 use crate::operators::{csictl, operator};
-use crate::site::{Site, eventually, open, release_ask};
+use crate::site::{First, Site, ask, eventually, hello, open, release_ask};
 
 #[tokio::test]
 async fn status_counts_and_names_what_is_to_be_done() {
@@ -74,6 +74,38 @@ async fn status_counts_and_names_what_is_to_be_done() {
     eventually("one server is left", async || status().await["servers"].as_array().unwrap().len() == 1).await;
     let denied = csictl(&operator(&site, "local"), "--operator cluster status --json").await;
     assert_eq!(denied.error()["error"], "NotAuthorized");
+}
+
+/// A power failure of many hosts is when an operator reads the status.
+#[tokio::test]
+async fn status_with_many_nodes_away_is_one_screen() {
+    let site = Site::start(1).await;
+    site.register("shared", "multi-node-multi-writer").await;
+    let away: usize = 70;
+    for n in 0..away {
+        let name = format!("n{n:02}");
+        let mut client = site.direct(0, Some(&site.client_pair(&format!("csid://prod/node/{name}"))));
+        let (first, mut session) = open(&mut client, hello(&name)).await.unwrap();
+        assert!(matches!(first, First::Welcome(_)), "{first:?}");
+        session.report(Attaches::No).await;
+        let mut wanted = ClaimAsk { boot: hello(&name).boot, ..ask("shared", "web") };
+        wanted.r#use.as_mut().unwrap().access_mode = "multi-node-multi-writer".into();
+        eventually("the node has its claim", async || client.claim(wanted.clone()).await.is_ok()).await;
+    }
+    let file = operator(&site, "all");
+    let mut found = serde_json::Value::Null;
+    eventually("the nodes are away", async || {
+        found = csictl(&file, "--operator cluster status --json").await.json();
+        found["attention-count"] == away
+    })
+    .await;
+    assert_eq!((found["attention"].as_array().unwrap().len(), &found["nodes"]["away"]), (64, &json!(away)));
+    let said = csictl(&file, "--operator cluster status").await;
+    let lines: Vec<&str> = said.out.lines().collect();
+    assert!(said.code == Some(0) && lines.len() < 24, "{} lines: {}", lines.len(), said.out);
+    let rows = lines.iter().filter(|line| line.starts_with("node-away")).count();
+    assert!(rows >= 10 && said.out.contains("nodes: 70 (70 away)"), "{}", said.out);
+    assert_eq!(*lines.last().unwrap(), format!("and {} more", away - rows), "{}", said.out);
 }
 
 /// The blocks of docs/cluster-operations.md, as an operator types them.
