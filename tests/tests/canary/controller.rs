@@ -336,9 +336,9 @@ fn canary_through_a_controller_is_found_nowhere() {
         haystack.add("GetEvents", format!("{:?}", events(&client, 0).await).as_bytes());
         haystack.add("errors", &caller.errors.borrow());
         haystack.add("rows", &caller.rows.borrow());
-        written(w, &mut haystack);
+        haystack.add_written("", w);
         w.stop().await;
-        written(w, &mut haystack);
+        haystack.add_written("", w);
         let [calls, answers] = monitor.seen();
         haystack.add("calls on the bus", &calls);
         haystack.add("answers and signals on the bus", &answers);

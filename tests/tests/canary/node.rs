@@ -9,7 +9,6 @@ use std::time::Duration;
 use csid_client::{MountOptions, Restore, UnmountOptions};
 use csid_tests::ask::*;
 use csid_tests::dbus::{Bus, Policy};
-use csid_tests::kernel;
 use csid_tests::raw::{self, MANAGER, MANAGER_PATH, NAME, ROOT, dict, value};
 use csid_tests::script::{Act, Rule};
 use csid_tests::search::Haystack;
@@ -244,19 +243,6 @@ async fn every_bad_document(w: &World, caller: &Caller) -> usize {
     looked
 }
 
-/// Adds everything that csid wrote: its log, its journal and the other files below its directories.
-pub fn written(w: &World, haystack: &mut Haystack) {
-    haystack.add("log", &fs::read(w.path("csid.log")).unwrap());
-    for directory in ["state", "run", "etc", "targets"] {
-        for path in kernel::tree(&w.path(directory)).unwrap() {
-            haystack.add("paths", path.as_os_str().as_encoded_bytes());
-            if path.is_file() {
-                haystack.add(path.file_name().unwrap().to_str().unwrap(), &fs::read(&path).unwrap());
-            }
-        }
-    }
-}
-
 #[test]
 fn canary_is_found_nowhere() {
     world(async |w| {
@@ -307,9 +293,9 @@ fn canary_is_found_nowhere() {
         let (manager, plugin) = (client.manager().await.unwrap(), client.plugin("p").await.unwrap());
         haystack.add("properties", format!("{manager:?} {plugin:?}").as_bytes());
         // What is in memory only now may be written at the end.
-        written(w, &mut haystack);
+        haystack.add_written("", w);
         w.stop().await;
-        written(w, &mut haystack);
+        haystack.add_written("", w);
         let [calls, answers] = monitor.seen();
         haystack.add("calls on the bus", &calls);
         haystack.add("answers and signals on the bus", &answers);
