@@ -31,6 +31,7 @@ pub mod plugin;
 pub mod power;
 pub mod queries;
 pub mod raw;
+pub mod relay;
 pub mod script;
 pub mod search;
 pub mod site;

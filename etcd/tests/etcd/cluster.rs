@@ -35,7 +35,8 @@ pub struct Place {
 pub struct Member {
     pub client: SocketAddr,
     peer: SocketAddr,
-    data: PathBuf,
+    /// The directory of its data.
+    pub data: PathBuf,
     process: Child,
     command: Command,
 }

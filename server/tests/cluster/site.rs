@@ -225,8 +225,12 @@ impl Program {
         self.status.lock().unwrap().clone()
     }
 
+    pub fn pid(&self) -> Pid {
+        Pid::from_child(&self.process)
+    }
+
     pub fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.process), signal).unwrap();
+        kill_process(self.pid(), signal).unwrap();
     }
 
     pub fn kill(&mut self) {

@@ -1,6 +1,7 @@
 //! csid on the hosts of a cluster, with real servers, etcd and csid-link. Each csid has a world and a plugin of its own, with a witness.
 
 mod by_call;
+mod canary;
 mod controllers;
 mod creations;
 mod cut_off;

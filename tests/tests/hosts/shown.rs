@@ -17,11 +17,11 @@ async fn shown(client: &Client) -> Cluster {
 }
 
 /// Returns the answer with all metrics.
-async fn metrics(w: &World) -> String {
+pub(crate) async fn metrics(w: &World) -> String {
     metrics_of(tokio::net::UnixStream::connect(w.path("run/metrics.sock")).await.unwrap()).await
 }
 
-async fn metrics_of(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> String {
+pub(crate) async fn metrics_of(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> String {
     stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").await.unwrap();
     let mut answer = String::new();
     tokio::time::timeout(std::time::Duration::from_secs(10), stream.read_to_string(&mut answer))
