@@ -68,6 +68,16 @@ fn cluster(m: &Machine) {
     m.write("/etc/csid/csid.toml", "node = \"db-1\"\n[cluster]\nname = \"prod\"\n");
     m.run("systemctl restart csid");
     joined(m);
+    no_network(m);
+}
+
+/// Fails unless csid has loopback alone, in a network namespace of its own.
+fn no_network(m: &Machine) {
+    let pid = m.run("systemctl show csid --property MainPID --value");
+    let devices = m.run(&format!("tail -n +3 /proc/{pid}/net/dev | cut -d : -f 1 | tr -d ' '"));
+    assert_eq!(devices, "lo", "csid has a network");
+    let [own, machines] = [pid.as_str(), "1"].map(|pid| m.run(&format!("readlink /proc/{pid}/ns/net")));
+    assert_ne!(own, machines, "csid has the machine's network");
 }
 
 fn joined(m: &Machine) {

@@ -207,6 +207,21 @@ fn unit_shares_the_hosts_mounts() {
 }
 
 #[test]
+fn unit_has_no_network() {
+    let unit = include_str!("../../../systemd/csid.service");
+    let settings = |name: &str| {
+        let of = unit.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+        of.map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(settings("PrivateNetwork"), ["yes"]);
+    assert_eq!(settings("RestrictAddressFamilies"), ["AF_UNIX"]);
+    assert_eq!(settings("IPAddressDeny"), ["any"]);
+    for opening in ["IPAddressAllow", "JoinsNamespaceOf", "NetworkNamespacePath"] {
+        assert!(settings(opening).is_empty(), "{opening}");
+    }
+}
+
+#[test]
 fn unit_is_hardened() {
     let m = Machine::with_csid();
     let report = m.run("systemd-analyze security csid.service --no-pager | tail -n 1");
