@@ -100,6 +100,17 @@ impl Cache {
         }
     }
 
+    /// Returns whether the volumes come to `revision` in time. Nobody vouches for it, so it is no reason to list them again.
+    pub async fn comes_to(&self, revision: u64, wait: Duration) -> Result<bool, EtcdError> {
+        let mut followed = self.followed.subscribe();
+        let there = followed.wait_for(|followed| !followed.is_before(revision));
+        match tokio::time::timeout(wait, there).await.map(|followed| followed.map(|followed| *followed)) {
+            Err(_) => Ok(false),
+            Ok(Ok(Followed::Until(..))) => Ok(true),
+            Ok(_) => Err(EtcdError::Ended),
+        }
+    }
+
     /// Returns the present volumes if they come to `revision` soon, and etcd can be asked for the history after them.
     pub async fn soon(&self, revision: u64, wait: Duration) -> Option<RwLockReadGuard<'_, Volumes>> {
         let is_there = |followed: &Followed| !followed.is_before(revision);
@@ -304,6 +315,20 @@ mod tests {
         assert!(!is_doubted(&cache), "the new list was doubted");
         assert_eq!(cache.size(), (2, 0));
         assert!(cache.at_least(1).await.is_err() && is_doubted(&cache));
+    }
+
+    #[tokio::test]
+    async fn revision_that_never_comes_doubts_nothing() {
+        let cache = cache();
+        let wait = Duration::from_millis(5);
+        assert!(!cache.comes_to(0, wait).await.unwrap(), "a list under way is none");
+        cache.replace(Volumes { revision: 7, ..Volumes::default() });
+        for (revision, due) in [(0, true), (7, true), (8, false), (u64::MAX, false)] {
+            assert_eq!(cache.comes_to(revision, wait).await.unwrap(), due, "{revision}");
+        }
+        assert!(!is_doubted(&cache), "a caller's revision was believed");
+        cache.end();
+        assert!(matches!(cache.comes_to(8, wait).await, Err(EtcdError::Ended)));
     }
 
     #[test]

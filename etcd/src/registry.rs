@@ -158,6 +158,11 @@ impl EtcdRegistry {
         self.inner.cache.at_least(revision).await.map(drop)
     }
 
+    /// Returns whether lists come to a revision in time. It may be one that etcd does not have.
+    pub async fn comes_to(&self, revision: u64, wait: Duration) -> Result<bool, EtcdError> {
+        self.inner.cache.comes_to(revision, wait).await
+    }
+
     /// Returns a record as lists have it, and the revision of the lists. They have all changes of this registry. `None`: they have no such
     /// record.
     pub async fn listed(&self, name: &VolumeName) -> Result<(Option<Record>, u64), EtcdError> {

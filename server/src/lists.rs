@@ -1,5 +1,7 @@
 //! Lists of volumes and claims, read in pages. A list sees what its caller may see.
 
+use std::time::Duration;
+
 use csi_proto::cluster::v1::{ClaimPage, ListAsk, VolumePage};
 use csi_proto::identity::{Identity, Role};
 use csid::Error;
@@ -19,6 +21,8 @@ const ROWS: usize = 500;
 const VOLUMES: usize = 100;
 /// The limit of a page, in bytes. Only a page of one row is larger. A node's row has less than the 128 KiB that csid takes.
 const BYTES: usize = 64 * 1024;
+/// How long a list waits for the revision that its caller has seen. csid waits 10 s for a page.
+const REVISION: Duration = Duration::from_secs(5);
 
 /// A page of a list, to which rows are added.
 pub trait Page: Default + Message + 'static {
@@ -94,6 +98,8 @@ fn pages<R: Message, P: Page>(
 pub struct List {
     filter: ListFilter,
     after: Option<ClaimsAfter>,
+    /// The least revision of the list.
+    at_least: u64,
 }
 
 impl Cluster {
@@ -155,11 +161,11 @@ impl Cluster {
             node,
             consumer: given("consumer", ask.consumer)?,
         };
-        Ok(List { filter, after })
+        Ok(List { filter, after, at_least: ask.at_least })
     }
 
     async fn volume_pages(&self, caller: &Identity, list: &mut List) -> Result<(Vec<VolumePage>, bool)> {
-        self.may_list(caller).await?;
+        self.may_list(caller, list).await?;
         let sees = |namespace: &str| self.sees(caller, namespace);
         let after = list.after.as_ref().map(|after| &after.name);
         let part = self.registry.volume_list(&list.filter, after, VOLUMES, sees).await?;
@@ -172,7 +178,7 @@ impl Cluster {
     }
 
     async fn claim_pages(&self, caller: &Identity, list: &mut List) -> Result<(Vec<ClaimPage>, bool)> {
-        self.may_list(caller).await?;
+        self.may_list(caller, list).await?;
         let sees = |namespace: &str| self.sees(caller, namespace);
         let part = self.registry.claim_list(&list.filter, list.after.as_ref(), ROWS, sees).await?;
         let ends = part.next.is_none();
@@ -183,8 +189,13 @@ impl Cluster {
         Ok((pages, !ends))
     }
 
-    /// Refuses a page of a list, if this server does not follow etcd, or the node is blocked.
-    async fn may_list(&self, caller: &Identity) -> Result<()> {
+    /// Refuses a page of a list, if this server has not the list's revision in time or does not follow etcd, or the node is blocked.
+    async fn may_list(&self, caller: &Identity, list: &List) -> Result<()> {
+        if list.at_least > 0 && !self.registry.comes_to(list.at_least, REVISION).await? {
+            let seconds = REVISION.as_secs();
+            let text = format!("revision {} has not come to this server within {seconds} s", list.at_least);
+            return Err(ServerError::Unavailable(text));
+        }
         self.presence.here()?;
         if caller.role == Role::Node {
             self.unblocked(&caller.name).await?;

@@ -143,6 +143,7 @@ const FIELDS: &[(&str, &str, Lie)] = &[
     ("VolumeAsk", "namespace volume", In("lie_in_a_question_shows_nothing")),
     ("VolumeAsk", "plugin external_id", In("volume_is_found_by_the_plugins_id")),
     ("ListAsk", "namespace after_namespace", In("lie_in_a_question_shows_nothing")),
+    ("ListAsk", "at_least", In("list_of_a_revision_to_come_is_unavailable")),
     (
         "ListAsk",
         "after_volume own plugin node consumer volume prefix after_node after_consumer",

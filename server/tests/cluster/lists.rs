@@ -3,10 +3,12 @@
 use csi_proto::cluster::v1::change_ask::What;
 use csi_proto::cluster::v1::cluster_client::ClusterClient;
 use csi_proto::cluster::v1::{ChangeAsk, ClaimPage, Deregister, ListAsk, ReleaseAsk, VolumeAsk, to_node};
-use tonic::Code;
 use tonic::transport::Channel;
+use tonic::{Code, Status};
 
-use crate::site::{Node, Refusal, Site, eventually, register};
+use crate::etcd::Cluster as Etcd;
+use crate::proxy::{Losses, Proxy};
+use crate::site::{GRANTS, Node, Refusal, Site, eventually, register};
 
 /// A list of claims as one text for each: NAMESPACE/VOLUME NODE CONSUMER.
 async fn claims(mut client: ClusterClient<Channel>, ask: ListAsk) -> (Vec<String>, Vec<ClaimPage>) {
@@ -107,6 +109,79 @@ async fn claims_are_listed_by_volume_node_and_consumer() {
     let others = &pages[0].claims[0];
     assert_eq!((others.uid, others.since_usec), (0, 0), "a node sees who uses another node's claim");
     assert_eq!(others.claim.clone().unwrap().claim, "");
+}
+
+/// Returns the names of the volumes that a server lists at this revision or a later one.
+async fn listed(site: &Site, server: usize, at_least: u64) -> Result<Vec<String>, Status> {
+    let ask = ListAsk { at_least, ..ListAsk::default() };
+    let mut stream = site.operator(server, "reads").volumes(ask).await?.into_inner();
+    let mut names = Vec::new();
+    while let Some(page) = stream.message().await? {
+        assert!(page.revision >= at_least, "{page:?}");
+        names.extend(page.volumes.into_iter().map(|row| row.volume));
+    }
+    Ok(names)
+}
+
+#[tokio::test]
+async fn list_of_a_revision_to_come_is_unavailable() {
+    let site = Site::start(1).await;
+    volumes(&site, &[("default", "a")]).await;
+    for _ in 0..2 {
+        let refused = Refusal::of(&listed(&site, 0, u64::MAX).await.unwrap_err());
+        assert_eq!((refused.code, refused.kind.as_str()), (Code::Unavailable, "Unavailable"));
+        assert!(refused.message.contains("revision 18446744073709551615 has not come"), "{refused:?}");
+    }
+    let ask = ListAsk { at_least: u64::MAX, ..ListAsk::default() };
+    let mut claims = site.operator(0, "reads").claims(ask).await.unwrap().into_inner();
+    assert_eq!(claims.message().await.unwrap_err().code(), Code::Unavailable);
+    // Any caller may name it, so the server does not list all of etcd again for it.
+    assert!(!site.servers[0].text().contains("listed again"), "{}", site.servers[0].text());
+    assert_eq!(listed(&site, 0, 0).await.unwrap(), ["a"]);
+}
+
+/// The second server's watch stands still, and the first one's goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn list_has_the_revision_that_its_caller_has_seen() {
+    let etcd = Etcd::start(1, &[]).await;
+    let proxy = Proxy::start(etcd.members[0].client).await;
+    let direct = etcd.endpoints();
+    let mut site = Site::of(etcd, 2, "", &format!("endpoints = {direct:?}\n{GRANTS}"));
+    site.servers[1].kill();
+    let config = site.path("s1.toml");
+    let text = std::fs::read_to_string(&config).unwrap();
+    std::fs::write(&config, text.replace(&direct[0], &proxy.endpoint())).unwrap();
+    site.servers[1] = site.start_server(1);
+    volumes(&site, &[("default", "a")]).await;
+    eventually("the second server has the volume", async || listed(&site, 1, 0).await.unwrap() == ["a"])
+        .await;
+
+    // The answers are lost from the next request on.
+    proxy.lose(Losses { requests: true, answers: true, ..Losses::default() });
+    let mut asked = site.operator(1, "reads");
+    let ask = VolumeAsk { namespace: "default".into(), volume: "a".into(), ..VolumeAsk::default() };
+    let asking = tokio::spawn(async move { asked.volume(ask).await });
+    proxy.keeps().await;
+    let registered = site.register("b", "single-node-writer").await.revision;
+    assert_eq!(listed(&site, 0, registered).await.unwrap(), ["a", "b"]);
+    assert_eq!(listed(&site, 1, 0).await.unwrap(), ["a"], "the list of before");
+    let refused = listed(&site, 1, registered).await.unwrap_err();
+    assert_eq!(Refusal::of(&refused).kind, "Unavailable", "{refused:?}");
+
+    proxy.lose(Losses::default());
+    proxy.cut();
+    eventually("the second server has the revision", async || match listed(&site, 1, registered).await {
+        Ok(names) => {
+            assert_eq!(names, ["a", "b"]);
+            true
+        }
+        Err(status) => {
+            assert_eq!(Refusal::of(&status).kind, "Unavailable", "{status:?}");
+            false
+        }
+    })
+    .await;
+    asking.abort();
 }
 
 #[tokio::test]

@@ -41,6 +41,9 @@ mod metrics;
 mod operator_failures;
 mod operators;
 mod program;
+#[path = "../../../etcd/tests/etcd/proxy.rs"]
+#[allow(dead_code, reason = "the tests of the registry use more of it")]
+mod proxy;
 #[path = "../../../tests/src/queries.rs"]
 mod queries;
 mod questions;
