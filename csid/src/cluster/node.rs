@@ -223,10 +223,21 @@ impl Node {
         self.generation.load(Ordering::Relaxed)
     }
 
-    /// Notes the generation of a session's Welcome.
-    pub(super) fn begin_generation(&self, generation: u64) {
+    /// Notes the generation of a session's Welcome, and the revision that etcd has. A greater revision of it was a lie. `revision` 0: a server of an
+    /// earlier version does not name it.
+    pub(super) fn begin_generation(&self, generation: u64, revision: u64) {
         self.generation.store(generation, Ordering::Relaxed);
         self.has_seen(generation, 0);
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        if revision > 0 && seen.0 == generation {
+            seen.1 = seen.1.min(revision);
+        }
+    }
+
+    /// Returns the revision that a list of the servers has to have: the greatest that this csid has seen. 0: csid has seen none in this generation.
+    pub(super) fn at_least(&self) -> u64 {
+        let (generation, revision) = self.seen();
+        if generation == self.generation() { revision } else { 0 }
     }
 
     pub(super) fn since_usec(&self) -> u64 {
@@ -274,4 +285,32 @@ fn calls(journal_id: &str, boot: &str) -> String {
         .chain_update("\0")
         .chain_update(boot);
     hash.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn revision_after_that_of_a_welcome_is_forgotten() {
+        let config: Cluster = toml::from_str("name = \"prod\"").unwrap();
+        let node = Node::new(&config, "n1", "journal", "boot", None);
+        assert_eq!(node.at_least(), 0);
+        node.begin_generation(1, 100);
+        node.has_seen(1, 120);
+        assert_eq!(node.at_least(), 120);
+        node.begin_generation(1, 130);
+        assert_eq!(node.at_least(), 120);
+        // A server of an earlier version names none.
+        node.begin_generation(1, 0);
+        assert_eq!(node.at_least(), 120);
+        node.has_seen(1, u64::MAX);
+        node.begin_generation(1, 140);
+        assert_eq!(node.at_least(), 140);
+        // etcd was restored.
+        node.begin_generation(2, 50);
+        assert_eq!((node.at_least(), node.seen()), (0, (2, 0)));
+        node.begin_generation(1, 150);
+        assert_eq!((node.at_least(), node.seen()), (0, (2, 0)));
+    }
 }

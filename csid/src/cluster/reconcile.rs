@@ -65,7 +65,7 @@ impl Node {
         let mut missing: HashMap<String, (VolumeName, Claim)> =
             granted.map(|(name, claim)| (claim.id.clone(), (name, claim))).collect();
         let mut client = self.client()?;
-        let ask = ListAsk { own: true, ..ListAsk::default() };
+        let ask = ListAsk { own: true, at_least: self.at_least(), ..ListAsk::default() };
         let mut pages = answered(client.claims(ask)).await.map_err(Error::from)?;
         while let Some(page) = next(&mut pages).await? {
             listed += page.claims.len();
@@ -163,6 +163,7 @@ impl Node {
             namespace: name.namespace.clone(),
             volume: name.volume.clone(),
             consumer: claim.consumer.clone(),
+            at_least: self.at_least(),
             ..ListAsk::default()
         };
         let mut pages = answered(self.client()?.claims(ask)).await.map_err(Error::from)?;

@@ -231,7 +231,7 @@ impl Node {
         // A fenced node may join as one that drains, and mounts nothing in between.
         self.set_drain(drain);
         self.fence.end(volumes).await;
-        self.begin_generation(generation);
+        self.begin_generation(generation, revision);
         self.orders.begin(generation, revision);
         let recovery = recovers.then_some(generation);
         let mut session = Session { to_server, from_server, reported: BTreeMap::new(), recovery };

@@ -42,6 +42,8 @@ pub struct Lying {
     pub answer: Arc<Notify>,
     /// What it has taken, in that order.
     pub said: Arc<Mutex<Vec<String>>>,
+    /// The revisions that lists of claims had to have.
+    least: Arc<Mutex<Vec<u64>>>,
     ended: Arc<Notify>,
 }
 
@@ -160,7 +162,8 @@ impl Cluster for Lying {
     }
 
     /// Sends pages for ever.
-    async fn claims(&self, _: Request<ListAsk>) -> Result<Response<Self::ClaimsStream>, Status> {
+    async fn claims(&self, request: Request<ListAsk>) -> Result<Response<Self::ClaimsStream>, Status> {
+        self.least.lock().unwrap().push(request.into_inner().at_least);
         let claims = vec![ClaimInList::default(); self.rows.load(Ordering::Relaxed)];
         let page = move || Ok(ClaimPage { claims: claims.clone(), ..ClaimPage::default() });
         Ok(Response::new(stream::repeat_with(page).boxed()))
@@ -205,6 +208,31 @@ fn answers_of_a_lying_server_take_little_memory() {
         let mib = grown(before);
         assert!(mib < 512, "the answers to 48 calls took {mib} MiB");
         assert!(w.status().contains("joined at s1:7443"), "{}", w.status());
+        serving.abort();
+    });
+}
+
+/// The next server may be behind the one that granted the claim.
+#[test]
+fn list_of_the_next_server_has_the_revision_seen() {
+    world(async |w| {
+        let mut site = one_server(&["data"]).await;
+        let (client, link) = n1(w, &site).await;
+        mount_registered(&client, "data", "web").await.unwrap();
+        let revision = client.cluster().await.unwrap().revision;
+        assert!(revision > 0);
+        site.servers[0].kill();
+        let lying = Lying::default();
+        let serving = lying.start(&link.run().join("s9:7443"));
+        eventually("csid has asked for a list", async || !lying.least.lock().unwrap().is_empty()).await;
+        assert_eq!(lying.least.lock().unwrap()[0], revision);
+        // Its Welcome names another generation, whose revisions begin again.
+        *lying.welcome.lock().unwrap() = (2, "normal");
+        lying.end_sessions();
+        eventually("csid has joined again", async || client.cluster().await.unwrap().generation == 2).await;
+        lying.least.lock().unwrap().clear();
+        eventually("csid has asked for a list", async || !lying.least.lock().unwrap().is_empty()).await;
+        assert_eq!(lying.least.lock().unwrap()[0], 0);
         serving.abort();
     });
 }
