@@ -17,14 +17,16 @@ use csi_proto::cluster::v1::resume_ask::Step;
 use csi_proto::cluster::v1::{FenceAsk, Hello, RestoredAsk, ResumeAsk};
 use csi_proto::identity::Identity;
 use csid::error::shortened;
+use csid::store::registry::{Record, Registry};
 use csid::{Error, Kind};
-use csid_etcd::{Guard, RowKey, Write, Written};
+use csid_etcd::{Guard, RowKey, Walked, Write, Written};
 
 use crate::cluster::{Cluster, RESTORED, meta_guard};
 use crate::edges;
 use crate::failure::{Result, ServerError};
 use crate::grants::May;
 use crate::heard::Missing;
+use crate::records::busy;
 use crate::rows::{self, MetaRow, Mode, Read, RecoveryRow, etcd_name};
 use crate::time::now_usec;
 
@@ -218,12 +220,37 @@ impl Cluster {
                 return self.while_here(self.drop_heard(&meta)).await;
             }
             refuse_missing(generation, &self.while_here(self.missing(generation)).await?)?;
+            self.while_here(self.end_waits(&meta)).await?;
             let after = MetaRow { mode: Mode::Normal, ..meta.value.clone() };
             if self.while_here(self.write_meta(&meta, after, vec![here.guard()])).await? {
                 tracing::warn!(%caller, generation, "the recovery of the cluster has ended");
             }
         }
         Err(changes_too_often())
+    }
+
+    /// Ends the places of all claims that wait by the backup. A caller that waits still asks again. Of the others none would end what it is granted. Nothing
+    /// begins to wait while the cluster recovers. What cannot be read is granted nothing.
+    async fn end_waits(&self, meta: &Read<MetaRow>) -> Result<()> {
+        let mut walk = self.registry.walk();
+        while let Some(walked) = walk.next().await? {
+            let Walked::Volume(volume) = walked else { continue };
+            if volume.record.queue.is_empty() || !volume.unreadable.is_empty() {
+                continue;
+            }
+            let name = &volume.record.name;
+            let mut tries = 0..TRIES;
+            loop {
+                tries.next().ok_or_else(|| busy(name))?;
+                let before = self.registry.record(name.clone()).await?;
+                let after = Record { queue: Vec::new(), ..before.clone() };
+                let guards = vec![meta_guard(meta), self.presence.here()?.guard()];
+                if after == before || self.swap(&before, after, guards).await?.is_some() {
+                    break;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Ends the claims of a fenced node, unless the cluster recovers. A server ends them later then.

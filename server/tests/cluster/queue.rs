@@ -12,6 +12,7 @@ use prost::Message;
 use tonic::{Code, Status};
 
 use crate::attach::{Controller, attached, is_publish, node_id, user};
+use crate::recovery::{held as held_claim, hold, page, restored, resumed};
 use crate::site::{First, Node, Raw, Refusal, SOON, Site, eventually, register};
 
 const DATA: &str = "/csid/v1/vol/default/data";
@@ -557,5 +558,26 @@ async fn volume_that_is_waited_for_is_not_deleted() {
     assert_eq!(kind, Refusal::of(&operator.change(change(What::Deregister(delete))).await.unwrap_err()).kind);
     let _session = n2.join(1).await;
     granted(&n2, 1, "c1").await;
+    assert_eq!(holders(&mut raw).await, ["n2/c1"]);
+}
+
+/// A backup has a claim that waits, and nobody waits for it any more. No csid would end what it was granted.
+#[tokio::test]
+async fn wait_of_a_backup_is_granted_nothing() {
+    let Held { site, n1, n2, mut raw, claim, _sessions } = held().await;
+    let known = n2.claim(1, "known").await.unwrap();
+    enter(&n2, 1, "c0").await;
+    assert_eq!(queue(&mut raw).await, ["c0"]);
+    restored(&site, 0, 1).await.unwrap();
+    let sessions = [n1.join(0).await, n2.join(1).await];
+    hold(&n1, 0, page(&n1, 2, vec![held_claim(&n1, "data", &claim)], true)).await.unwrap();
+    hold(&n2, 1, page(&n2, 2, vec![held_claim(&n2, "known", &known)], true)).await.unwrap();
+    resumed(&site, 2).await;
+    drop(sessions);
+    let _sessions = [n1.join(0).await, n2.join(1).await];
+    n1.detached(0, "data", &claim).await.unwrap();
+    assert_eq!((queue(&mut raw).await, holders(&mut raw).await), (vec![], vec![]));
+    // A call that waits still asks again.
+    assert_eq!(granted(&n2, 1, "c1").await.volume.map(|_| ()), Some(()));
     assert_eq!(holders(&mut raw).await, ["n2/c1"]);
 }
