@@ -505,8 +505,8 @@ async fn node_shows_a_restore_with_the_old_token() {
 #[tokio::test]
 async fn server_on_another_etcd_waits_for_an_operator() {
     let mut site = Site::start(2).await;
-    let node = site.node("n1");
-    drop(node.join(0).await);
+    let (node, thief) = (site.node("n1"), site.node("n2"));
+    drop((node.join(0).await, thief.join(0).await));
     let backup = site.path("backup");
     site.etcd.save(&backup);
     site.servers[0].kill();
@@ -538,17 +538,22 @@ async fn server_on_another_etcd_waits_for_an_operator() {
     let said = csictl(&operator(&site, "all"), "--operator cluster status").await;
     assert!(said.out.contains("cluster: prod, restored"), "{said:?}");
     assert!(said.out.contains("`csictl server restored`"), "{said:?}");
+    // A block that is younger than the backup is not in it. The node does not join meanwhile.
+    let block = Change::Block(BlockAsk { reason: "stolen".into() });
+    site.admin(0, "all").set_node(NodeChange { node: "n2".into(), change: Some(block) }).await.unwrap();
     assert_eq!(restored(&site, 1, 1).await.unwrap().by, "operator/all");
+    assert_eq!(refused(&thief, 1).await, "blocked");
     // Another start in the same etcd changes nothing.
     site.servers[0].kill();
     site.servers[0] = site.start_server(0);
-    assert_eq!(phase(&site).await, is(2, "recovering", &["n1"]));
+    assert_eq!(phase(&site).await, is(2, "recovering", &["n1", "n2"]));
     let said = csictl(&operator(&site, "all"), "--operator cluster status").await;
-    assert!(said.out.contains("waits for 1 nodes") && said.out.contains("csictl server resume"), "{said:?}");
+    assert!(said.out.contains("waits for 2 nodes") && said.out.contains("csictl server resume"), "{said:?}");
     let drain = NodeChange { node: "n1".into(), change: Some(Change::Drain(DrainAsk {})) };
     site.admin(0, "all").set_node(drain).await.unwrap();
     let _session = node.join(0).await;
     hold(&node, 0, page(&node, 2, vec![], true)).await.unwrap();
+    leave_out(&site, 0, "n2").await.unwrap();
     resumed(&site, 2).await;
 }
 
