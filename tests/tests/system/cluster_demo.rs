@@ -18,7 +18,9 @@ fn typed(script: &str, limit: u32, due: &[&str]) {
         .output()
         .expect(script);
     let said = String::from_utf8_lossy(&output.stdout);
-    let failed = || format!("{}\n{said}\n{}", output.status, String::from_utf8_lossy(&output.stderr));
+    // The reason is on the standard error, and comes first: a listing of what failed has the first lines alone.
+    let failed =
+        || format!("{}\n{}\n{said}", output.status, String::from_utf8_lossy(&output.stderr).trim_end());
     assert!(output.status.success(), "{}", failed());
     for due in due.iter().chain(&["# Done in"]) {
         assert!(said.contains(due), "no `{due}`: {}", failed());
