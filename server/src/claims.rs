@@ -62,6 +62,8 @@ impl Cluster {
         let mut driven = self.subscribe_driven(&wanted.name);
         // The claim that waits, for its controller or in the queue.
         let mut waits: Option<Found> = None;
+        // Whether the claim was granted while a try was refused.
+        let mut is_found = false;
         let mut tries = 0;
         while tries < TRIES {
             driven.borrow_and_update();
@@ -76,8 +78,12 @@ impl Cluster {
             };
             if let Err(ServerError::Refused(_)) = &tried
                 && is_own
+                && self.leave_queue(&wanted).await?
+                && !is_found
             {
-                self.leave_queue(&wanted).await?;
+                // The next try finds the claim, or is refused for another reason.
+                is_found = true;
+                continue;
             }
             match tried? {
                 Tried::Granted(granted) => return Ok(*granted),

@@ -156,20 +156,27 @@ impl Cluster {
         Ok(ClaimStep { after, guards: Vec::new(), place, awaits: Awaits::Queue { before, error } })
     }
 
-    /// Ends the entry of a call that was refused, as far as lists have it.
-    pub(crate) async fn leave_queue(&self, wanted: &Wanted) -> Result<()> {
+    /// Ends the entry of a call that was refused, as far as lists have it. Returns whether the call has its claim: another server may have granted
+    /// it since the record was read.
+    pub(crate) async fn leave_queue(&self, wanted: &Wanted) -> Result<bool> {
         let Wanted { name, claim, .. } = wanted;
+        let has_claim = |record: &Record| {
+            record.claim_at(&claim.consumer, &claim.node).is_some_and(|of| of.call == claim.call)
+        };
         for _ in 0..TRIES {
-            let listed = self.listed(name).await?;
-            if listed.is_none_or(|record| entry(&record, &claim.call).is_none()) {
-                return Ok(());
+            let Some(listed) = self.listed(name).await? else { return Ok(false) };
+            if entry(&listed, &claim.call).is_none() {
+                return Ok(has_claim(&listed));
             }
             let (here, meta) = (self.presence.here()?, self.meta().await?);
             let record = self.registry.record(name.clone()).await?;
             let after = without(record.clone(), &claim.call);
+            if after == record {
+                return Ok(has_claim(&record));
+            }
             let guards = vec![meta_guard(&meta), here.guard()];
-            if after == record || self.swap_granting(&record, after, guards).await?.is_some() {
-                return Ok(());
+            if self.swap_granting(&record, after, guards).await?.is_some() {
+                return Ok(false);
             }
         }
         Err(busy(name))

@@ -161,8 +161,8 @@ fn judge(
         // The grant may not reach the caller, who asks again.
         Ok(granted) => world.answered(volume, &granted.get_ref().claim),
         Err(Failed::Refused(failure)) => {
-            // What waits may be granted while the refusal is on its way.
-            let is_only = messages.fetch_sub(1, Ordering::Relaxed) == 1 && ask.queue_ms == 0;
+            // What waits still may be granted while the answer is on its way.
+            let is_only = messages.fetch_sub(1, Ordering::Relaxed) == 1 && !failure.queued;
             let (node, call) = (identity.name.as_str(), format!("{identity}/{call}"));
             world.refused(&RefusedClaim { volume, node, consumer, call, since, is_only }, &failure);
         }
@@ -585,7 +585,7 @@ impl Host {
                 attachment_mode: "file-system".into(),
             }),
             boot: self.boot_name(),
-            queue_ms: if waits { QUEUE } else { 0 },
+            queue_ms: if waits { self.dice.time(500, QUEUE).as_millis() as u64 } else { 0 },
             ..ClaimAsk::default()
         };
         // What was granted in an earlier boot is there, whatever is answered now.
