@@ -1,34 +1,25 @@
 //! The faults of a run, one after the other, each with a line in the history.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use csi_proto::cluster::v1::resume_ask::Step;
 use csi_proto::cluster::v1::{RestoredAsk, ResumeAsk, ServersAsk};
-use csid_etcd::api::kv_client::KvClient;
-use csid_etcd::api::lease_client::LeaseClient;
-use csid_etcd::api::request_op::Request;
-use csid_etcd::api::{
-    CompactionRequest, KeyValue, LeaseRevokeRequest, PutRequest, RangeRequest, RequestOp, TxnRequest,
-};
+use csid_etcd::api::KeyValue;
 use csid_tests::dice::Dice;
 use csid_tests::network::Way;
 use csid_tests::world::eventually;
-use rustix::fs::FallocateFlags;
-use rustix::io::Errno;
 use tokio::sync::oneshot;
-use tonic::Code;
-use tonic::transport::{Channel, Endpoint};
 
+use crate::etcd_faults::{compact, fill, revoke, write_until_it_ends};
 use crate::history::{Line, Outcome};
-use crate::host::{Host, Order};
+use crate::host::{CONTROLLER, Host, Order};
 use crate::load::{Shared, VOLUMES};
+use crate::pauses::{BOUND, BOUND_OF_ATTACHED, BOUNDED, MORE};
 use crate::site::Site;
-use crate::{BOUND, HOSTS, Run, keep, stopped};
+use crate::{Run, stopped};
 
 /// The number of the reader among the clients.
 const READER: u32 = 1;
@@ -95,14 +86,8 @@ pub const ALL: [Fault; 23] = [
 const SPARED_HOSTS: usize = 2;
 const SPARED_SERVERS: usize = 1;
 
-/// The bytes of a value that is written while a disk is full.
-const FILLER: usize = 256 << 10;
-
-/// The faults that hit no host. Claims go on within [`BOUND`].
-const BOUNDED: [Fault; 3] = [Fault::KillLeader, Fault::KillServer, Fault::FillDisk];
-
 impl Fault {
-    fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Fault::KillCsid => "kill csid",
             Fault::StopCsid => "stop csid",
@@ -209,6 +194,15 @@ impl Faults {
             // No pause of the fault before is to be this one's.
             shared.each_host_claims(hosts).await;
         }
+        if fault == Fault::KillServer {
+            // Its hosts have to go on at another server.
+            let mut servers = servers_of_hosts(site).await;
+            servers.retain(|server| !self.is_sparing || *server >= SPARED_SERVERS);
+            assert!(self.is_sparing || !servers.is_empty(), "no server has a session of a host");
+            if !servers.is_empty() {
+                server = self.dice.of(&servers);
+            }
+        }
         let way = self.dice.of(&[Way::Both, Way::In, Way::Out]);
         let stop = if self.has_long_stops && self.dice.below(2) == 0 { LONG } else { time };
         let seconds = self.dice.of(&MOVES);
@@ -223,7 +217,6 @@ impl Faults {
         let members: Vec<_> = (0..site.etcd.members.len()).map(|n| format!("m{n}")).collect();
         let nodes: Vec<_> = hosts.iter().map(|host| host.name.clone()).collect();
         let the_server = &servers[server..=server];
-        let begun = Instant::now();
         let begin = || shared.history.write(&Line::event(fault.name(), shared.history.now()));
         match fault {
             Fault::KillCsid => {
@@ -247,7 +240,7 @@ impl Faults {
             Fault::KillServer => {
                 begin();
                 site.servers[server].kill();
-                tokio::time::sleep(time).await;
+                tokio::time::sleep(BOUND_OF_ATTACHED + MORE).await;
                 site.servers[server] = site.start_server(server);
             }
             Fault::StopServer => {
@@ -258,7 +251,7 @@ impl Faults {
                 let leader = site.etcd.leader().await;
                 begin();
                 site.etcd.members[leader].kill();
-                tokio::time::sleep(time).await;
+                tokio::time::sleep(BOUND + MORE).await;
                 site.etcd.restart(leader).await;
             }
             Fault::FillDisk => {
@@ -267,7 +260,7 @@ impl Faults {
                 begin();
                 fill(&file, &disks[leader]);
                 write_until_it_ends(site, leader).await;
-                tokio::time::sleep(time).await;
+                tokio::time::sleep(BOUND + MORE).await;
                 std::fs::remove_file(file).expect("the file that fills the disk");
                 site.etcd.restart(leader).await;
             }
@@ -352,11 +345,6 @@ impl Faults {
             }
         }
         println!("{:8.3} s: ended", run.shared.history.now() as f64 / 1e6);
-        if BOUNDED.contains(&fault) {
-            // A pause is measured up to the next fault.
-            tokio::time::sleep_until((begun + BOUND).into()).await;
-            run.shared.each_host_claims(&run.hosts).await;
-        }
     }
 
     /// Reads the holders of each volume in etcd, and writes them.
@@ -384,65 +372,6 @@ impl Faults {
             csid_server::points().len()
         )
     }
-}
-
-/// Judges the pauses of claims after the faults that hit no host. A claim that has its volume attached waits for what the servers ask a
-/// controller. A server that has died has up to 12 s for that until others go on, so the bound is not for these claims.
-pub fn judge_pauses(run: &Run) {
-    let Run { shared, seed, .. } = run;
-    for fault in BOUNDED.map(Fault::name) {
-        let pause = |is_one: &dyn Fn(&Line) -> bool| {
-            shared.history.longest_pause(fault, is_one).map(|pause| pause as f64 / 1e6)
-        };
-        let Some(pause_of_all) = pause(&|line| !line.attaches) else { continue };
-        let of_one = (1..=HOSTS[1]).map(|n| format!("n{n}"));
-        let of_one = of_one.filter_map(|host| pause(&|line| !line.attaches && line.is_of(&host)));
-        // Past the capture of the test harness.
-        let _ = writeln!(
-            std::io::stderr(),
-            "    longest pause of claims at {fault:?}: {pause_of_all:.1} s, on one host {:.1} s, of attached volumes {:.1} s",
-            of_one.fold(0.0, f64::max),
-            pause(&|line| line.attaches).unwrap_or_default()
-        );
-        if pause_of_all > BOUND.as_secs_f64() {
-            keep(&shared.history.path, seed);
-        }
-        assert!(pause_of_all <= BOUND.as_secs_f64(), "seed {seed}: no claim was granted after {fault:?}");
-    }
-}
-
-/// Fills a disk by a file.
-fn fill(file: &Path, disk: &Path) {
-    let file = File::create(file).expect("a file");
-    let mut length = 0;
-    loop {
-        let free = rustix::fs::statvfs(disk).expect("a disk");
-        let free = free.f_bavail * free.f_frsize;
-        if free == 0 {
-            return;
-        }
-        match rustix::fs::fallocate(&file, FallocateFlags::empty(), length, free) {
-            Ok(()) => length += free,
-            // The member may take some of it first.
-            Err(Errno::NOSPC | Errno::INTR) => {}
-            Err(error) => panic!("{}: {error}", disk.display()),
-        }
-    }
-}
-
-/// Writes values to etcd until a member without room for a new page has ended. After a compaction a member has free pages first.
-async fn write_until_it_ends(site: &mut Site, member: usize) {
-    let other = (member + 1) % site.etcd.members.len();
-    let endpoint = Endpoint::from_shared(site.etcd.endpoints().remove(other)).expect("an endpoint");
-    let mut kv = KvClient::new(endpoint.timeout(Duration::from_secs(1)).connect_lazy());
-    eventually("the member ends", async || {
-        let put = PutRequest { key: b"/filler".to_vec(), value: vec![0; FILLER], ..PutRequest::default() };
-        let success = vec![RequestOp { request: Some(Request::RequestPut(put)) }];
-        // It has no answer while the leader changes.
-        let _ = kv.txn(TxnRequest { success, ..TxnRequest::default() }).await;
-        site.etcd.members[member].has_ended()
-    })
-    .await;
 }
 
 /// Restores etcd from a backup, and does what an operator does then. Waits until the clients, etcd and the storage agree again.
@@ -476,34 +405,6 @@ async fn restore(run: &mut Run, backup: &Path) {
     run.shared.history.write(&Line::event("restored", run.shared.history.now()));
 }
 
-/// Compacts etcd up to its last revision.
-async fn compact(site: &Site) {
-    let mut kv = KvClient::new(member(site));
-    eventually("etcd is compacted", async || {
-        let range = RangeRequest { key: b"/csid/v1/meta".to_vec(), ..RangeRequest::default() };
-        let Ok(answer) = kv.range(range).await else { return false };
-        let revision = answer.into_inner().header.expect("a header").revision;
-        kv.compact(CompactionRequest { revision, physical: false }).await.is_ok()
-    })
-    .await;
-}
-
-/// Ends a lease, and with it the rows that have it.
-async fn revoke(site: &Site, id: i64) {
-    let mut leases = LeaseClient::new(member(site));
-    eventually("the lease has ended", async || {
-        let revoked = leases.lease_revoke(LeaseRevokeRequest { id }).await;
-        revoked.map_or_else(|status| status.code() == Code::NotFound, |_| true)
-    })
-    .await;
-}
-
-/// Returns a connection to a member of etcd. It refuses calls while its leader changes.
-fn member(site: &Site) -> Channel {
-    let endpoint = Endpoint::from_shared(site.etcd.endpoints().remove(0)).expect("an endpoint");
-    endpoint.timeout(Duration::from_secs(5)).connect_lazy()
-}
-
 /// Returns the records of all claims in etcd, with their keys.
 pub async fn claims(site: &Site) -> Vec<String> {
     let mut rows = site.raw().await.below("/csid/v1/vol/default/").await;
@@ -512,6 +413,32 @@ pub async fn claims(site: &Site) -> Vec<String> {
         format!("{} = {}", String::from_utf8_lossy(&row.key), String::from_utf8_lossy(&row.value))
     };
     rows.into_iter().map(text).collect()
+}
+
+/// Returns the places of the servers that hosts with clients have a session with, each once for each host.
+async fn servers_of_hosts(site: &Site) -> Vec<usize> {
+    let mut raw = site.raw().await;
+    let rows = raw.below("/csid/v1/server/").await;
+    // The row of a killed server stays for as long as its lease. The newest row of an address is that of the server which runs.
+    let id_at = |address: &String| {
+        let is_there = |row: &&KeyValue| {
+            let row: serde_json::Value = serde_json::from_slice(&row.value).expect("a server's row");
+            row["address"].as_str() == Some(address)
+        };
+        rows.iter().filter(is_there).max_by_key(|row| row.create_revision).map(|row| names(row).1)
+    };
+    let ids: Vec<_> = site.addresses.iter().map(id_at).collect();
+    let sessions = raw.below("/csid/v1/session/").await;
+    let sessions = sessions.iter().map(names).filter(|(host, _)| host != CONTROLLER);
+    sessions.filter_map(|(_, id)| ids.iter().position(|of| of.as_ref() == Some(&id))).collect()
+}
+
+/// Returns the last two names of a row's key.
+fn names(row: &KeyValue) -> (String, String) {
+    let key = String::from_utf8_lossy(&row.key);
+    let mut names = key.rsplit('/').map(str::to_owned);
+    let last = names.next().unwrap_or_default();
+    (names.next().unwrap_or_default(), last)
 }
 
 /// Has a host carry out an order.

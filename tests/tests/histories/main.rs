@@ -3,11 +3,13 @@
 //! repeats the choices of a run. What the processes do with them is not repeated.
 
 mod breaks;
+mod etcd_faults;
 mod faults;
 mod flat;
 mod history;
 mod host;
 mod load;
+mod pauses;
 mod samples;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,7 +33,7 @@ use csid_tests::dice::Dice;
 use csid_tests::etcd::{Cluster as Etcd, Place};
 use csid_tests::fault::Fault as ServerFault;
 use csid_tests::network::Network;
-use csid_tests::world::{World, eventually, within_time, world, world_within};
+use csid_tests::world::{World, eventually, within_time, world_within};
 use rustix::mount::{MountFlags, mount};
 use rustix::process::Signal;
 use tokio::sync::mpsc::unbounded_channel;
@@ -48,6 +50,8 @@ const HOSTS: [usize; 2] = [2, 5];
 const FAULTS: usize = faults::ALL.len();
 /// The members of etcd.
 const MEMBERS: usize = 3;
+/// etcd's own times, in milliseconds, as docs/cluster.md leaves them.
+const ELECTION: [&str; 4] = ["--heartbeat-interval", "100", "--election-timeout", "1000"];
 /// The ports of a member of etcd, for clients and peers, and of a server.
 const PORTS: [u16; 3] = [2379, 2380, 8443];
 
@@ -58,13 +62,14 @@ const JUDGED_OF_CONTROLLERS: [u8; 2] = [20, 23];
 
 /// The disk of a member of etcd. In half an hour of load its log has up to four files of 64 MB.
 const DISK: &CStr = c"size=512m";
-/// How long no claim may be granted after a fault of [`faults::BOUNDED`] while callers wait.
-const BOUND: Duration = Duration::from_secs(5);
 
 /// How long a client has a volume at most.
 const HELD: Duration = Duration::from_millis(150);
 /// How long the servers may take to have no claim of hosts that are at rest.
 const SOON: Duration = Duration::from_secs(60);
+/// How long a run may take for each fault, and for what is before and after all faults.
+const TIME_OF_FAULT: Duration = Duration::from_secs(60);
+const TIME_BESIDES: Duration = Duration::from_secs(300);
 /// How long a host may take to come to rest.
 const REST: Duration = Duration::from_secs(160);
 
@@ -128,7 +133,7 @@ impl Run {
         };
         let places: Vec<_> = (0..MEMBERS).map(|n| place(format!("m{n}"))).collect();
         let disks = places.iter().filter_map(|place| place.disk.clone()).collect();
-        let etcd = Etcd::start_at(&places, &[]).await;
+        let etcd = Etcd::start_at(&places, &ELECTION).await;
         let grants = site::GRANTS.replace("controller:p", &format!("controller:{ATTACHING}"));
         let section = format!("endpoints = {:?}\n{grants}", etcd.endpoints());
         let mut networks = BTreeMap::new();
@@ -425,10 +430,10 @@ impl Run {
 
 #[test]
 fn cluster_with_faults_is_linearizable() {
-    world(async |w| {
+    let count = std::env::var("CSID_FAULTS").map_or(FAULTS, |text| text.parse().expect("a number"));
+    world_within(TIME_BESIDES + TIME_OF_FAULT * count as u32, async move |w| {
         let begun = Instant::now();
         let seed = Dice::seed();
-        let count = std::env::var("CSID_FAULTS").map_or(FAULTS, |text| text.parse().expect("a number"));
         eprintln!("    CSID_SEED={seed}, {count} faults");
         let mut run = Run::start(w, seed, 3, HELD).await;
         let mut faults = Faults::new(seed);
@@ -442,7 +447,7 @@ fn cluster_with_faults_is_linearizable() {
         }
         run.agree().await;
         run.rest(&faults).await;
-        faults::judge_pauses(&run);
+        pauses::judge(&run, count);
         run.judge_calls();
 
         let history = &run.shared.history;

@@ -1,0 +1,59 @@
+//! The bounds of the pauses of claims after the faults that hit no host.
+
+use std::io::Write;
+use std::time::Duration;
+
+use crate::faults::{ALL, Fault};
+use crate::history::Line;
+use crate::load::VOLUMES;
+use crate::{HOSTS, Run, keep};
+
+/// How long no claim may be granted while callers wait. A server's kill has this bound for each host that had a session with the server.
+pub const BOUND: Duration = Duration::from_secs(5);
+/// The same for claims of each volume that a controller attaches, after a server's kill. Others go on with its calls when its lease of 10 s is over.
+pub const BOUND_OF_ATTACHED: Duration = Duration::from_secs(12);
+/// What a fault kills stays away for longer than the bound by this time. So a cluster that waits for its return exceeds the bound.
+pub const MORE: Duration = Duration::from_secs(2);
+
+/// The faults that hit no host. Claims go on within [`BOUND`].
+pub const BOUNDED: [Fault; 3] = [Fault::KillLeader, Fault::KillServer, Fault::FillDisk];
+
+/// Judges the pauses of claims in a run of so many faults.
+pub fn judge(run: &Run, count: usize) {
+    let Run { shared, seed, .. } = run;
+    let mut late = Vec::new();
+    for fault in BOUNDED {
+        let name = fault.name();
+        let pause = |is_one: &dyn Fn(&Line) -> bool| {
+            shared.history.longest_pause(name, is_one).map(|pause| pause as f64 / 1e6)
+        };
+        let Some(of_all) = pause(&|line| !line.attaches) else {
+            // A shorter run has some kinds of faults alone.
+            assert!(count < ALL.len(), "seed {seed}: {name:?} was not made in {count} faults");
+            continue;
+        };
+        let hosts = (1..=HOSTS[1]).map(|n| format!("n{n}"));
+        let of_one =
+            hosts.filter_map(|host| pause(&|line| !line.attaches && line.is_of(&host))).fold(0.0, f64::max);
+        // Each of them has a call of its own that another server has to go on with.
+        let attached = VOLUMES.iter().filter(|volume| volume.attaches());
+        let of_attached =
+            attached.filter_map(|volume| pause(&|line| line.volume == volume.name)).fold(0.0, f64::max);
+        // Past the capture of the test harness.
+        let _ = writeln!(
+            std::io::stderr(),
+            "    longest pause of claims at {name:?}: {of_all:.1} s, on one host {of_one:.1} s, of an attached volume {of_attached:.1} s"
+        );
+        let mut bounds = vec![("all claims", of_all, BOUND)];
+        if fault == Fault::KillServer {
+            bounds.push(("one host", of_one, BOUND));
+            bounds.push(("an attached volume", of_attached, BOUND_OF_ATTACHED));
+        }
+        bounds.retain(|(_, pause, bound)| *pause > bound.as_secs_f64());
+        late.extend(bounds.into_iter().map(|bound| (name, bound)));
+    }
+    if !late.is_empty() {
+        keep(&shared.history.path, seed);
+    }
+    assert!(late.is_empty(), "seed {seed}: claims did not go on in time: {late:?}");
+}
