@@ -17,14 +17,17 @@ use crate::etcd_faults::{compact, fill, revoke, write_until_it_ends};
 use crate::history::{Line, Outcome};
 use crate::host::{CONTROLLER, Host, Order};
 use crate::load::{Shared, VOLUMES};
-use crate::pauses::{BOUND, BOUND_OF_ATTACHED, BOUNDED, MORE};
+use crate::pauses::{BOUND, BOUND_OF_ATTACHED, BOUNDED, MAJORITY_IS_BACK, MORE};
 use crate::site::Site;
-use crate::{Run, stopped};
+use crate::{Run, keep, stopped};
 
 /// The number of the reader among the clients.
 const READER: u32 = 1;
 /// A long stop. The server regards a host as away meanwhile, and etcd a server as gone.
 const LONG: Duration = Duration::from_secs(30);
+/// How long etcd has no majority while clients keep what they have. In a long time servers have passed their 10 s without etcd.
+const AWAY: Duration = Duration::from_secs(1);
+const LONG_AWAY: Duration = Duration::from_secs(13);
 /// By how many seconds a clock is moved.
 const MOVES: [i64; 4] = [-3600, -40, 40, 3600];
 /// csid or a server is killed at one of so many edges that it passes next. A server without a node passes two each 3 s.
@@ -38,6 +41,7 @@ pub enum Fault {
     KillServer,
     StopServer,
     KillLeader,
+    KillMajority,
     FillDisk,
     StopMember,
     CutHost,
@@ -56,11 +60,12 @@ pub enum Fault {
     Restore,
 }
 
-pub const ALL: [Fault; 23] = [
+pub const ALL: [Fault; 24] = [
     Fault::KillCsid,
     Fault::KillLeader,
     Fault::KillServer,
     Fault::StopServer,
+    Fault::KillMajority,
     Fault::KillLink,
     Fault::StopCsid,
     Fault::FillDisk,
@@ -96,6 +101,7 @@ impl Fault {
             Fault::KillServer => "kill server",
             Fault::StopServer => "stop server",
             Fault::KillLeader => "kill leader",
+            Fault::KillMajority => "kill majority",
             Fault::FillDisk => "fill member's disk",
             Fault::StopMember => "stop member",
             Fault::CutHost => "cut host",
@@ -254,6 +260,12 @@ impl Faults {
                 tokio::time::sleep(BOUND + MORE).await;
                 site.etcd.restart(leader).await;
             }
+            Fault::KillMajority => {
+                let kept = self.dice.below(members.len() as u64) as usize;
+                // No new claim, and then, in a long one, servers that have given up etcd.
+                let time = if stop == LONG { LONG_AWAY } else { AWAY };
+                lose_majority(site, shared, kept, time).await;
+            }
             Fault::FillDisk => {
                 let leader = site.etcd.leader().await;
                 let file = disks[leader].join("filled");
@@ -287,6 +299,8 @@ impl Faults {
             }
             Fault::CutServersFromEtcd => {
                 begin();
+                // All clients try again and again meanwhile. With 30 s the checker has more open outcomes than it can order.
+                let time = if stop == LONG { LONG_AWAY } else { time };
                 network.cut(&servers, &members, way, time).await;
             }
             Fault::CutMember => {
@@ -372,6 +386,58 @@ impl Faults {
             csid_server::points().len()
         )
     }
+}
+
+/// Kills all members of etcd but one, and starts them again. No claim is granted meanwhile, and unmounts are answered.
+async fn lose_majority(site: &mut Site, shared: &Shared, kept: usize, away: Duration) {
+    // Some clients have a volume mounted then, and others ask for one.
+    shared.keeps.store(true, Ordering::SeqCst);
+    eventually("clients have volumes mounted", async || {
+        shared.mounted.lock().expect("the mounts").len() >= 3
+    })
+    .await;
+    let killed: Vec<_> = (0..site.etcd.members.len()).filter(|member| *member != kept).collect();
+    shared.history.write(&Line::event(Fault::KillMajority.name(), shared.history.now()));
+    for member in &killed {
+        site.etcd.members[*member].kill();
+    }
+    let lost = shared.history.now();
+    tokio::time::sleep(away).await;
+    let mounted = shared.mounted.lock().expect("the mounts").clone();
+    let unmounts = shared.history.now();
+    shared.keeps.store(false, Ordering::SeqCst);
+    tokio::time::sleep(BOUND).await;
+    let is_in_vain = |line: &Line| line.call == "take" && line.outcome != Some(Outcome::Refused);
+    eventually("a claim is asked for in vain", async || shared.history.since(lost).iter().any(is_in_vain))
+        .await;
+    let lines = shared.history.since(lost);
+    let granted: Vec<_> = lines.iter().filter(|line| line.is_grant()).collect();
+    let is_unmounted = |(volume, who): &(&str, String)| {
+        let is_one = |line: &&Line| {
+            line.call == "unmount" && line.volume == *volume && line.who == *who && line.start >= unmounts
+        };
+        // Soon after the loss a call may wait behind another caller's claim of the volume, which a server does not answer.
+        let is_done = |line: &Line| {
+            line.outcome == Some(Outcome::Ok)
+                || away < LONG_AWAY && line.error.contains("the deadline passed at `queued`")
+        };
+        lines.iter().find(is_one).is_some_and(is_done)
+    };
+    let stuck: Vec<_> = mounted.iter().filter(|mount| !is_unmounted(mount)).collect();
+    let (asked, answered) = (lines.iter().filter(|line| is_in_vain(line)).count(), mounted.len());
+    println!("           {asked} claims were asked for in vain, {answered} unmounts were answered");
+    if !granted.is_empty() || !stuck.is_empty() {
+        keep(&shared.history.path, shared.seed);
+    }
+    assert!(granted.is_empty(), "seed {}: granted without a majority: {granted:#?}", shared.seed);
+    assert!(stuck.is_empty(), "seed {}: not unmounted without a majority: {stuck:?}", shared.seed);
+    for (n, member) in killed.into_iter().enumerate() {
+        site.etcd.restart(member).await;
+        if n == 0 {
+            shared.history.write(&Line::event(MAJORITY_IS_BACK, shared.history.now()));
+        }
+    }
+    tokio::time::sleep(BOUND + MORE).await;
 }
 
 /// Restores etcd from a backup, and does what an operator does then. Waits until the clients, etcd and the storage agree again.

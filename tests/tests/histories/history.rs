@@ -42,7 +42,7 @@ impl Line {
         Line { call: call.into(), start, end: start, ..Line::default() }
     }
 
-    fn is_grant(&self) -> bool {
+    pub fn is_grant(&self) -> bool {
         self.call == "take" && self.outcome == Some(Outcome::Ok)
     }
 
@@ -87,6 +87,12 @@ impl History {
     pub fn granted(&self, host: &str) -> usize {
         let lines = self.lines.lock().expect("the lines");
         lines.iter().filter(|line| line.is_grant() && line.is_of(host)).count()
+    }
+
+    /// Returns the lines of the calls that have begun from a time on, and have ended.
+    pub fn since(&self, start: i64) -> Vec<Line> {
+        let lines = self.lines.lock().expect("the lines");
+        lines.iter().filter(|line| line.start >= start).cloned().collect()
     }
 
     /// Returns the longest pause of some claims after a fault of this kind, up to the next fault, in microseconds. `None`: there was no such fault.

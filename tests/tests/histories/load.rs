@@ -80,6 +80,8 @@ pub struct Shared {
     pub keeps: AtomicBool,
     /// The volumes that clients have, with the clients as NODE/CONSUMER.
     pub had: Mutex<BTreeSet<(&'static str, String)>>,
+    /// Those of them that clients have mounted.
+    pub mounted: Mutex<BTreeSet<(&'static str, String)>>,
     /// What restores of etcd have left attached.
     pub strays: Mutex<Vec<Stray>>,
     /// The clients that run.
@@ -96,8 +98,22 @@ pub struct Shared {
 impl Shared {
     pub fn new(history: Arc<History>, seed: u64, held: Duration) -> Shared {
         let (stop, keeps, is_broken, taken, hosts) = Default::default();
-        let (had, strays, clients, namespaces) = Default::default();
-        Shared { history, seed, held, stop, keeps, had, strays, clients, is_broken, taken, hosts, namespaces }
+        let (had, mounted, strays, clients, namespaces) = Default::default();
+        Shared {
+            history,
+            seed,
+            held,
+            stop,
+            keeps,
+            had,
+            mounted,
+            strays,
+            clients,
+            is_broken,
+            taken,
+            hosts,
+            namespaces,
+        }
     }
 }
 
@@ -151,11 +167,15 @@ pub async fn client(shared: Arc<Shared>, node: String, number: u32, socket: Path
                 let held = dice.below(shared.held.as_millis() as u64);
                 let had = (volume.name, caller.who.clone());
                 shared.had.lock().expect("the volumes").insert(had.clone());
+                if take == Call::Mount {
+                    shared.mounted.lock().expect("the mounts").insert(had.clone());
+                }
                 tokio::time::sleep(Duration::from_millis(held)).await;
                 while shared.keeps.load(Ordering::SeqCst) && !shared.stop.load(Ordering::SeqCst) {
                     tokio::time::sleep(Duration::from_millis(20)).await;
                 }
                 shared.had.lock().expect("the volumes").remove(&had);
+                shared.mounted.lock().expect("the mounts").remove(&had);
             }
             let begun = Instant::now();
             let mut pause = Duration::from_millis(100);

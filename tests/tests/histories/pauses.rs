@@ -16,14 +16,16 @@ pub const BOUND_OF_ATTACHED: Duration = Duration::from_secs(12);
 pub const MORE: Duration = Duration::from_secs(2);
 
 /// The faults that hit no host. Claims go on within [`BOUND`].
-pub const BOUNDED: [Fault; 3] = [Fault::KillLeader, Fault::KillServer, Fault::FillDisk];
+pub const BOUNDED: [Fault; 4] = [Fault::KillLeader, Fault::KillServer, Fault::KillMajority, Fault::FillDisk];
+/// The line of the history from which on claims go on after a [`Fault::KillMajority`].
+pub const MAJORITY_IS_BACK: &str = "majority is back";
 
 /// Judges the pauses of claims in a run of so many faults.
 pub fn judge(run: &Run, count: usize) {
     let Run { shared, seed, .. } = run;
     let mut late = Vec::new();
     for fault in BOUNDED {
-        let name = fault.name();
+        let name = if fault == Fault::KillMajority { MAJORITY_IS_BACK } else { fault.name() };
         let pause = |is_one: &dyn Fn(&Line) -> bool| {
             shared.history.longest_pause(name, is_one).map(|pause| pause as f64 / 1e6)
         };
