@@ -84,10 +84,10 @@ impl Network {
     pub async fn cut(&self, machines: &[String], others: &[String], way: Way, time: Duration) {
         self.begin_cut(machines, others, way);
         tokio::time::sleep(time).await;
-        self.end_cut(machines);
+        machines.iter().for_each(|name| self.heal(name));
     }
 
-    /// Drops packets as [`Network::cut`] does, until the cut ends.
+    /// Drops packets as [`Network::cut`] does, until each machine is healed.
     pub fn begin_cut(&self, machines: &[String], others: &[String], way: Way) {
         for name in machines {
             for (is_cut, chain, by, end) in [
@@ -108,11 +108,16 @@ impl Network {
         }
     }
 
-    /// Ends the cuts of machines.
-    pub fn end_cut(&self, machines: &[String]) {
-        for name in machines {
-            self.iptables(name, &["--flush"]);
-        }
+    /// Has the connections of a machine to others end as soon as the machine sends a packet, and has new ones refused.
+    pub fn refuse(&self, machine: &str, others: &[String]) {
+        let others: Vec<_> = others.iter().map(|name| self.machines[name].address.to_string()).collect();
+        let rule = "--append OUTPUT --protocol tcp --jump REJECT --reject-with tcp-reset --destination";
+        self.iptables(machine, &rule.split(' ').chain([others.join(",").as_str()]).collect::<Vec<_>>());
+    }
+
+    /// Ends what a machine's packets are kept from.
+    pub fn heal(&self, machine: &str) {
+        self.iptables(machine, &["--flush"]);
     }
 
     fn iptables(&self, machine: &str, arguments: &[&str]) {

@@ -202,6 +202,29 @@ async fn each_metric_moves_by_what_it_counts() {
     }
 }
 
+#[tokio::test]
+async fn list_after_a_compaction_is_counted() {
+    let mut counting = Counting::start().await;
+    counting.site.register("data", "single-node-writer").await;
+    counting.becomes("cache_records", 1.0).await;
+    assert_eq!(counting.value("cache_relists_total").await, 0.0);
+    // The watch ends with etcd, and what it has to see next is compacted before the server asks again.
+    counting.site.servers[0].signal(Signal::STOP);
+    counting.site.etcd.members[0].kill();
+    counting.site.etcd.restart(0).await;
+    let mut raw = counting.site.raw().await;
+    for value in ["1", "2"] {
+        raw.put("/other", value).await;
+    }
+    raw.compact().await;
+    counting.site.servers[0].signal(Signal::CONT);
+    eventually("the volumes are listed again", async || counting.value("cache_relists_total").await > 0.0)
+        .await;
+    let log = counting.site.servers[0].text();
+    assert!(log.contains("the volumes are listed again error=etcd has compacted the revision"), "{log}");
+    counting.becomes("cache_records", 1.0).await;
+}
+
 /// The servers' metrics are compared with a real server above, and the hosts' in the suite of hosts.
 #[test]
 fn queries_name_metrics_of_the_document() {

@@ -18,7 +18,9 @@ use csi_proto::cluster::v1::{
 };
 use csid_etcd::api::kv_client::KvClient;
 use csid_etcd::api::request_op::Request as Operation;
-use csid_etcd::api::{DeleteRangeRequest, KeyValue, PutRequest, RangeRequest, RequestOp, TxnRequest};
+use csid_etcd::api::{
+    CompactionRequest, DeleteRangeRequest, KeyValue, PutRequest, RangeRequest, RequestOp, TxnRequest,
+};
 use hyper_util::rt::TokioIo;
 use prost::Message;
 use rustix::process::{Pid, Signal, kill_process};
@@ -798,6 +800,17 @@ impl Raw {
     pub async fn delete(&mut self, key: &[u8]) {
         let delete = DeleteRangeRequest { key: key.to_vec(), range_end: Vec::new() };
         self.change(Operation::RequestDeleteRange(delete)).await;
+    }
+
+    /// Compacts etcd up to its last revision.
+    pub async fn compact(&mut self) {
+        eventually("etcd is compacted", async || {
+            let range = RangeRequest { key: b"/csid/v1/meta".to_vec(), ..RangeRequest::default() };
+            let Ok(answer) = self.0.range(range).await else { return false };
+            let revision = answer.into_inner().header.expect("a header").revision;
+            self.0.compact(CompactionRequest { revision, physical: false }).await.is_ok()
+        })
+        .await;
     }
 
     async fn change(&mut self, operation: Operation) {

@@ -7,9 +7,7 @@ use std::time::Duration;
 use csid_etcd::api::kv_client::KvClient;
 use csid_etcd::api::lease_client::LeaseClient;
 use csid_etcd::api::request_op::Request;
-use csid_etcd::api::{
-    CompactionRequest, LeaseRevokeRequest, PutRequest, RangeRequest, RequestOp, TxnRequest,
-};
+use csid_etcd::api::{LeaseRevokeRequest, PutRequest, RequestOp, TxnRequest};
 use csid_tests::world::eventually;
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
@@ -51,18 +49,6 @@ pub async fn write_until_it_ends(site: &mut Site, member: usize) {
         // It has no answer while the leader changes.
         let _ = kv.txn(TxnRequest { success, ..TxnRequest::default() }).await;
         site.etcd.members[member].has_ended()
-    })
-    .await;
-}
-
-/// Compacts etcd up to its last revision.
-pub async fn compact(site: &Site) {
-    let mut kv = KvClient::new(member(site));
-    eventually("etcd is compacted", async || {
-        let range = RangeRequest { key: b"/csid/v1/meta".to_vec(), ..RangeRequest::default() };
-        let Ok(answer) = kv.range(range).await else { return false };
-        let revision = answer.into_inner().header.expect("a header").revision;
-        kv.compact(CompactionRequest { revision, physical: false }).await.is_ok()
     })
     .await;
 }

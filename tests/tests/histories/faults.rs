@@ -13,7 +13,7 @@ use csid_tests::network::Way;
 use csid_tests::world::eventually;
 use tokio::sync::oneshot;
 
-use crate::etcd_faults::{compact, fill, revoke, write_until_it_ends};
+use crate::etcd_faults::{fill, revoke, write_until_it_ends};
 use crate::history::{Line, Outcome};
 use crate::host::{CONTROLLER, Host, Order};
 use crate::load::{Shared, VOLUMES};
@@ -28,6 +28,10 @@ const LONG: Duration = Duration::from_secs(30);
 /// How long etcd has no majority while clients keep what they have. In a long time servers have passed their 10 s without etcd.
 const AWAY: Duration = Duration::from_secs(1);
 const LONG_AWAY: Duration = Duration::from_secs(13);
+/// How long a server is cut off that a compaction is to pass. After 10 s it would list the volumes without a compaction.
+const PAST: Duration = Duration::from_secs(6);
+/// What a server's log says when etcd has compacted what its watch has to see next.
+const LISTED_AGAIN: &str = "the volumes are listed again error=etcd has compacted";
 /// By how many seconds a clock is moved.
 const MOVES: [i64; 4] = [-3600, -40, 40, 3600];
 /// csid or a server is killed at one of so many edges that it passes next. A server without a node passes two each 3 s.
@@ -51,6 +55,7 @@ pub enum Fault {
     CutServersFromEtcd,
     CutMember,
     Compact,
+    CompactPastServer,
     RemoveServerRow,
     RevokeLease,
     KillCsidAtEdge,
@@ -60,7 +65,7 @@ pub enum Fault {
     Restore,
 }
 
-pub const ALL: [Fault; 24] = [
+pub const ALL: [Fault; 25] = [
     Fault::KillCsid,
     Fault::KillLeader,
     Fault::KillServer,
@@ -78,6 +83,7 @@ pub const ALL: [Fault; 24] = [
     Fault::CutServersFromEtcd,
     Fault::CutMember,
     Fault::Compact,
+    Fault::CompactPastServer,
     Fault::RemoveServerRow,
     Fault::RevokeLease,
     Fault::KillCsidAtEdge,
@@ -111,6 +117,7 @@ impl Fault {
             Fault::CutServersFromEtcd => "cut servers from etcd",
             Fault::CutMember => "cut member",
             Fault::Compact => "compact etcd",
+            Fault::CompactPastServer => "compact etcd past a server",
             Fault::RemoveServerRow => "remove server's row",
             Fault::RevokeLease => "revoke server's lease",
             Fault::KillCsidAtEdge => "kill csid at an edge",
@@ -310,7 +317,19 @@ impl Faults {
             }
             Fault::Compact => {
                 begin();
-                compact(site).await;
+                site.raw().await.compact().await;
+            }
+            Fault::CompactPastServer => {
+                let program = &site.servers[server];
+                let listed = || program.text().matches(LISTED_AGAIN).count();
+                let before = listed();
+                begin();
+                network.refuse(&servers[server], &members);
+                // The server writes each 3 s, and so finds its connections ended. The other servers write as often.
+                tokio::time::sleep(PAST).await;
+                site.raw().await.compact().await;
+                network.heal(&servers[server]);
+                eventually("the server lists the volumes again", async || listed() > before).await;
             }
             Fault::RemoveServerRow => {
                 begin();

@@ -112,7 +112,7 @@ impl Wire {
     }
 
     fn heal(&self) {
-        self.0.end_cut(&["n1".to_owned()]);
+        self.0.heal("n1");
     }
 }
 
