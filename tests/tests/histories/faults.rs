@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 use crate::etcd_faults::{fill, revoke, write_until_it_ends};
 use crate::history::{Line, Outcome};
 use crate::host::{CONTROLLER, Host, Order};
-use crate::load::{Shared, VOLUMES};
+use crate::load::{ATTACHING, Shared, VOLUMES};
 use crate::pauses::{BOUND, BOUND_OF_ATTACHED, BOUNDED, MAJORITY_IS_BACK, MORE};
 use crate::site::Site;
 use crate::{Run, keep, stopped};
@@ -40,11 +40,14 @@ const EDGES: u64 = 30;
 pub enum Fault {
     KillCsid,
     StopCsid,
+    KillHelper,
+    KillPlugin,
     KillLink,
     StopLink,
     KillServer,
     StopServer,
     KillLeader,
+    KillFollower,
     KillMajority,
     FillDisk,
     StopMember,
@@ -65,8 +68,11 @@ pub enum Fault {
     Restore,
 }
 
-pub const ALL: [Fault; 25] = [
+pub const ALL: [Fault; 28] = [
     Fault::KillCsid,
+    Fault::KillHelper,
+    Fault::KillPlugin,
+    Fault::KillFollower,
     Fault::KillLeader,
     Fault::KillServer,
     Fault::StopServer,
@@ -102,11 +108,14 @@ impl Fault {
         match self {
             Fault::KillCsid => "kill csid",
             Fault::StopCsid => "stop csid",
+            Fault::KillHelper => "kill helper",
+            Fault::KillPlugin => "kill plugin",
             Fault::KillLink => "kill link",
             Fault::StopLink => "stop link",
             Fault::KillServer => "kill server",
             Fault::StopServer => "stop server",
             Fault::KillLeader => "kill leader",
+            Fault::KillFollower => "kill follower",
             Fault::KillMajority => "kill majority",
             Fault::FillDisk => "fill member's disk",
             Fault::StopMember => "stop member",
@@ -128,9 +137,9 @@ impl Fault {
         }
     }
 
-    /// Whether it kills csid or the link of a host.
+    /// Whether it kills csid, its helper or the link of a host.
     fn kills_on_host(self) -> bool {
-        matches!(self, Fault::KillCsid | Fault::KillCsidAtEdge | Fault::KillLink)
+        matches!(self, Fault::KillCsid | Fault::KillCsidAtEdge | Fault::KillHelper | Fault::KillLink)
     }
 
     /// Whether it kills a server.
@@ -211,7 +220,8 @@ impl Faults {
             // Its hosts have to go on at another server.
             let mut servers = servers_of_hosts(site).await;
             servers.retain(|server| !self.is_sparing || *server >= SPARED_SERVERS);
-            assert!(self.is_sparing || !servers.is_empty(), "no server has a session of a host");
+            let is_shown = self.is_sparing || fault != Fault::KillServer;
+            assert!(is_shown || !servers.is_empty(), "no server has a session of a host");
             if !servers.is_empty() {
                 server = self.dice.of(&servers);
             }
@@ -240,6 +250,16 @@ impl Faults {
                 begin();
                 order(&hosts[host], Order::Stop(stop)).await;
             }
+            Fault::KillHelper => {
+                begin();
+                order(&hosts[host], Order::KillHelper).await;
+            }
+            Fault::KillPlugin => {
+                let plugin = if host == 0 { ATTACHING } else { self.dice.of(&[ATTACHING, "p"]) };
+                println!("           the plugin {plugin}");
+                begin();
+                order(&hosts[host], Order::KillPlugin(plugin, time)).await;
+            }
             Fault::KillLink => {
                 begin();
                 let host = &mut hosts[host];
@@ -266,6 +286,15 @@ impl Faults {
                 site.etcd.members[leader].kill();
                 tokio::time::sleep(BOUND + MORE).await;
                 site.etcd.restart(leader).await;
+            }
+            Fault::KillFollower => {
+                let leader = site.etcd.leader().await;
+                let others: Vec<_> = (0..members.len()).filter(|member| *member != leader).collect();
+                let follower = self.dice.of(&others);
+                begin();
+                site.etcd.members[follower].kill();
+                tokio::time::sleep(BOUND + MORE).await;
+                site.etcd.restart(follower).await;
             }
             Fault::KillMajority => {
                 let kept = self.dice.below(members.len() as u64) as usize;

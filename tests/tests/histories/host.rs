@@ -51,6 +51,10 @@ pub enum Order {
     Kill,
     /// csid ends at one of the edges that it passes next, and is started again. The number says at which.
     KillAtEdge(u64),
+    /// csid's helper is killed, and started again.
+    KillHelper,
+    /// A plugin is killed, and started again after a time.
+    KillPlugin(&'static str, Duration),
     /// csid is stopped for a time.
     Stop(Duration),
     /// csid's clock is so many seconds ahead for a time.
@@ -105,6 +109,12 @@ pub async fn host(
                 eventually("csid ends at an edge", async || w.dead()).await;
                 println!("           {name}: csid was killed at {}", fault.disarm());
                 assert!(w.launch(&[]).await, "csid does not start");
+            }
+            Order::KillHelper => w.replace_helper(),
+            Order::KillPlugin(plugin, time) => {
+                w.plugin(plugin).kill();
+                tokio::time::sleep(time).await;
+                w.plugin(plugin).start().await;
             }
             Order::MoveClock(seconds, time) => {
                 clock.move_by(seconds);

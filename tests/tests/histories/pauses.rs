@@ -16,7 +16,8 @@ pub const BOUND_OF_ATTACHED: Duration = Duration::from_secs(12);
 pub const MORE: Duration = Duration::from_secs(2);
 
 /// The faults that hit no host. Claims go on within [`BOUND`].
-pub const BOUNDED: [Fault; 4] = [Fault::KillLeader, Fault::KillServer, Fault::KillMajority, Fault::FillDisk];
+pub const BOUNDED: [Fault; 5] =
+    [Fault::KillLeader, Fault::KillFollower, Fault::KillServer, Fault::KillMajority, Fault::FillDisk];
 /// The line of the history from which on claims go on after a [`Fault::KillMajority`].
 pub const MAJORITY_IS_BACK: &str = "majority is back";
 
