@@ -4,6 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+/// What the clock's file says of a clock that no process has read since it was moved.
+const UNREAD: i64 = i64::MIN;
+
 pub struct Clock {
     library: PathBuf,
     file: PathBuf,
@@ -29,10 +32,16 @@ impl Clock {
 
     /// Puts the clock so many seconds ahead of the right time. A negative number puts it behind.
     pub fn move_by(&self, seconds: i64) {
-        // In place: the processes have the file mapped.
+        // In place: the processes have the file mapped. None has read the clock since.
         let file = fs::OpenOptions::new().create(true).truncate(false).write(true).open(&self.file);
         let file = file.expect("the clock's file");
-        std::os::unix::fs::FileExt::write_all_at(&file, &seconds.to_ne_bytes(), 0)
-            .expect("the clock is moved");
+        let numbers = [seconds, UNREAD].map(i64::to_ne_bytes).concat();
+        std::os::unix::fs::FileExt::write_all_at(&file, &numbers, 0).expect("the clock is moved");
+    }
+
+    /// Whether a process has read the clock when it was so many seconds ahead, and not read it otherwise since.
+    pub fn is_read_at(&self, seconds: i64) -> bool {
+        let numbers = fs::read(&self.file).expect("the clock's file");
+        numbers[8..] == seconds.to_ne_bytes()
     }
 }

@@ -208,6 +208,10 @@ impl Faults {
         if self.is_sparing && fault.kills_on_host() {
             host = SPARED_HOSTS + self.dice.below((hosts.len() - SPARED_HOSTS) as u64) as usize;
         }
+        if fault == Fault::MoveClockOfHost {
+            // csid reads the wall clock for each call of a client, and hardly on the controller's host, which has none.
+            host = 1 + self.dice.below(hosts.len() as u64 - 1) as usize;
+        }
         if self.is_sparing && fault.kills_server() {
             server = SPARED_SERVERS + self.dice.below((site.servers.len() - SPARED_SERVERS) as u64) as usize;
         }
@@ -216,10 +220,10 @@ impl Faults {
             // No pause of the fault before is to be this one's.
             shared.each_host_claims(hosts).await;
         }
-        if fault == Fault::KillServer {
-            // Its hosts have to go on at another server.
+        if matches!(fault, Fault::KillServer | Fault::MoveClockOfServer) {
+            // Its hosts have to go on at another server, or have it read its clock.
             let mut servers = servers_of_hosts(site).await;
-            servers.retain(|server| !self.is_sparing || *server >= SPARED_SERVERS);
+            servers.retain(|server| !self.is_sparing || !fault.kills_server() || *server >= SPARED_SERVERS);
             let is_shown = self.is_sparing || fault != Fault::KillServer;
             assert!(is_shown || !servers.is_empty(), "no server has a session of a host");
             if !servers.is_empty() {
@@ -391,12 +395,14 @@ impl Faults {
             }
             Fault::MoveClockOfHost => {
                 begin();
-                order(&hosts[host], Order::MoveClock(seconds, time)).await;
+                order(&hosts[host], Order::MoveClock(seconds, stop)).await;
             }
             Fault::MoveClockOfServer => {
                 begin();
                 clocks[server].move_by(seconds);
-                tokio::time::sleep(time).await;
+                let clock = &clocks[server];
+                eventually("the server reads its moved clock", async || clock.is_read_at(seconds)).await;
+                tokio::time::sleep(stop).await;
                 clocks[server].move_by(0);
             }
             Fault::Restore => {

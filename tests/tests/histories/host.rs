@@ -118,6 +118,7 @@ pub async fn host(
             }
             Order::MoveClock(seconds, time) => {
                 clock.move_by(seconds);
+                eventually("csid reads its moved clock", async || clock.is_read_at(seconds)).await;
                 tokio::time::sleep(time).await;
                 clock.move_by(0);
             }
