@@ -46,6 +46,12 @@ impl Line {
         self.call == "take" && self.outcome == Some(Outcome::Ok)
     }
 
+    /// Whether a server has answered a claim: it was granted, or refused for the claim of a named host.
+    pub fn is_answer_of_server(&self) -> bool {
+        let holder = self.error.rsplit(" by ").next().unwrap_or_default();
+        self.is_grant() || self.outcome == Some(Outcome::Refused) && holder.contains('/')
+    }
+
     /// Whether a caller of this host has made the call.
     pub fn is_of(&self, host: &str) -> bool {
         self.who.split('/').next() == Some(host)
@@ -100,14 +106,23 @@ impl History {
     /// A pause ends when a claim is granted. It begins when a caller begins to wait, but not before the fault and the grant before. A caller
     /// whose claim is refused does not wait, for others have the volume. One without an answer waits.
     pub fn longest_pause(&self, fault: &str, is_one: impl Fn(&Line) -> bool) -> Option<i64> {
+        self.longest_pause_until(fault, &is_one, |line| line.is_grant() && is_one(line))
+    }
+
+    /// Returns the same of pauses that other lines end.
+    pub fn longest_pause_until(
+        &self,
+        fault: &str,
+        is_one: impl Fn(&Line) -> bool,
+        ends: impl Fn(&Line) -> bool,
+    ) -> Option<i64> {
         let lines = self.lines.lock().expect("the lines");
         let is_wait = |line: &&Line| line.call == "take" && line.outcome != Some(Outcome::Refused);
         let waits: Vec<&Line> = lines.iter().filter(is_wait).filter(|line| is_one(line)).collect();
         let pause = |(at, of): (usize, &Line)| {
             let next = lines[at + 1..].iter().find(|line| line.volume.is_empty());
             let end = next.map_or(i64::MAX, |next| next.start);
-            let mut grants: Vec<i64> =
-                waits.iter().filter(|wait| wait.is_grant()).map(|wait| wait.end).collect();
+            let mut grants: Vec<i64> = lines.iter().filter(|line| ends(line)).map(|line| line.end).collect();
             grants.retain(|grant| (of.start..end).contains(grant));
             grants.extend([of.start, end]);
             grants.sort_unstable();
@@ -173,6 +188,17 @@ mod tests {
         ] {
             assert_eq!(pause(claims, 200, ""), Some(due), "{claims:?}");
         }
+    }
+
+    #[test]
+    fn answers_of_servers_name_a_host() {
+        let refused =
+            |error: &str| Line { outcome: Some(Outcome::Refused), error: error.into(), ..Line::default() };
+        for (holder, is_of_server) in [("n2/c1", true), ("c1", false)] {
+            let text = format!("ClaimConflict: a volume conflicts with the claim of default/one by {holder}");
+            assert_eq!(refused(&text).is_answer_of_server(), is_of_server, "{text}");
+        }
+        assert!(!refused("").is_answer_of_server());
     }
 
     #[test]

@@ -36,8 +36,13 @@ pub fn judge(run: &Run, count: usize) {
             continue;
         };
         let hosts = (1..=HOSTS[1]).map(|n| format!("n{n}"));
-        let of_one =
-            hosts.filter_map(|host| pause(&|line| !line.attaches && line.is_of(&host))).fold(0.0, f64::max);
+        let pause_of = |host: &str| {
+            let is_one = |line: &Line| !line.attaches && line.is_of(host);
+            shared
+                .history
+                .longest_pause_until(name, is_one, |line| line.is_of(host) && line.is_answer_of_server())
+        };
+        let of_one = hosts.filter_map(|host| pause_of(&host)).max().unwrap_or_default() as f64 / 1e6;
         // Each of them has a call of its own that another server has to go on with.
         let attached = VOLUMES.iter().filter(|volume| volume.attaches());
         let of_attached =
