@@ -35,7 +35,12 @@ impl Mount {
 
 /// The mount table, in mount order.
 pub fn mounts() -> io::Result<Vec<Mount>> {
-    let text = std::fs::read_to_string("/proc/thread-self/mountinfo")?;
+    mounts_of(Path::new("/proc/thread-self"))
+}
+
+/// The mount table of a process or thread, by its directory in /proc.
+pub fn mounts_of(process: &Path) -> io::Result<Vec<Mount>> {
+    let text = std::fs::read_to_string(process.join("mountinfo"))?;
     Ok(text.lines().filter_map(parse).collect())
 }
 

@@ -525,16 +525,6 @@ async fn restore(run: &mut Run, backup: &Path) {
     run.shared.history.write(&Line::event("restored", run.shared.history.now()));
 }
 
-/// Returns the records of all claims in etcd, with their keys.
-pub async fn claims(site: &Site) -> Vec<String> {
-    let mut rows = site.raw().await.below("/csid/v1/vol/default/").await;
-    rows.retain(|row| String::from_utf8_lossy(&row.key).contains("/claim/"));
-    let text = |row: KeyValue| {
-        format!("{} = {}", String::from_utf8_lossy(&row.key), String::from_utf8_lossy(&row.value))
-    };
-    rows.into_iter().map(text).collect()
-}
-
 /// Returns the places of the servers that hosts with clients have a session with, each once for each host.
 async fn servers_of_hosts(site: &Site) -> Vec<usize> {
     let mut raw = site.raw().await;

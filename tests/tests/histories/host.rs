@@ -19,7 +19,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::sync::oneshot;
 
 use crate::HOSTS;
-use crate::load::{ATTACHING, Shared, client};
+use crate::load::{ATTACHING, Shared, VOLUMES, client};
 use crate::samples::mount_namespace;
 use crate::site::Node;
 
@@ -166,6 +166,8 @@ async fn attach(w: &mut World, name: &str, is_controller: bool, storage: &Path) 
         script.others = (1..=HOSTS[1]).map(|n| node_id(&format!("n{n}"))).collect();
         if !is_controller {
             script.serves = vec![Half::Node];
+            // The servers count the volumes of a host for that, and refuse none.
+            script.max_volumes = VOLUMES.iter().filter(|volume| volume.attaches()).count() as i64;
         }
     });
     plugin.kill();

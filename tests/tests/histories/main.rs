@@ -10,6 +10,7 @@ mod history;
 mod host;
 mod load;
 mod pauses;
+mod rest;
 mod samples;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,9 +24,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use csi_proto::cluster::v1::change_ask::What;
-use csi_proto::cluster::v1::{AttachAsk, ChangeAsk, DetachAsk, VolumeRow};
 use csi_witness::report::Report;
-use csi_witness::{Event, Hosts, Mark};
+use csi_witness::{Event, Hosts};
 use csid_tests::backend::{Backend, Volume as Stored};
 use csid_tests::clock::Clock;
 use csid_tests::cluster as site;
@@ -33,15 +33,15 @@ use csid_tests::dice::Dice;
 use csid_tests::etcd::{Cluster as Etcd, Place};
 use csid_tests::fault::Fault as ServerFault;
 use csid_tests::network::Network;
-use csid_tests::world::{World, eventually, within_time, world_within};
+use csid_tests::world::{World, eventually, world_within};
 use rustix::mount::{MountFlags, mount};
 use rustix::process::Signal;
 use tokio::sync::mpsc::unbounded_channel;
 
-use crate::faults::{Faults, claims, holders};
-use crate::history::{History, Line};
+use crate::faults::{Faults, holders};
+use crate::history::History;
 use crate::host::{CLIENTS, CONTROLLER, Host, Places, host, log, node_id};
-use crate::load::{ATTACHING, Shared, Stray, VOLUMES};
+use crate::load::{ATTACHING, Shared, VOLUMES};
 use crate::site::{Programs, Site};
 
 /// The hosts with clients at the start, and at the end.
@@ -265,99 +265,6 @@ impl Run {
     fn attached(&self, external_id: &str) -> BTreeSet<String> {
         let stored = Backend::new(&self.places.storage).get::<Stored>(external_id).expect("the storage");
         stored.into_iter().flat_map(|stored| stored.attachments.into_keys()).collect()
-    }
-
-    /// Ends the load. Waits until every call has its end, every host has let all volumes go, and the servers know it. An operator ends what a restore has
-    /// left attached.
-    async fn rest(&mut self, faults: &Faults) {
-        let ended = Instant::now();
-        self.shared.stop.store(true, Ordering::SeqCst);
-        let clients = &self.shared.clients;
-        within_time(REST, "all clients have let their volumes go", async || {
-            clients.load(Ordering::SeqCst) == 0 || self.hosts.iter().any(|host| host.thread.is_finished())
-        })
-        .await;
-        let mut left = Vec::new();
-        let is_empty = tokio::time::timeout(SOON, async {
-            loop {
-                left = claims(&self.site).await;
-                if left.is_empty() {
-                    return;
-                }
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-        });
-        if is_empty.await.is_err() {
-            keep(&self.shared.history.path, self.seed);
-            panic!("in {SOON:?} the servers still have these claims of hosts at rest: {left:#?}");
-        }
-        self.detach_strays().await;
-        // All detaching needs the first host.
-        for host in self.hosts.split_off(1) {
-            self.end(host).await;
-        }
-        let controller = self.hosts.pop().expect("the first host");
-        self.end(controller).await;
-        println!("at rest {:.1} s after the end of the load", ended.elapsed().as_secs_f64());
-        let history = &self.shared.history;
-        history.write(&Line::event("rest", history.now()));
-        faults.read(&self.site, &self.shared).await;
-    }
-
-    /// Notes what is attached and is not in etcd, while the cluster recovers. Nothing is attached or detached meanwhile.
-    async fn note_strays(&self) {
-        for volume in VOLUMES {
-            let prefix = format!("/csid/v1/vol/default/{}/at/", volume.name);
-            let rows = self.site.raw().await.below(&prefix).await;
-            let known: Vec<String> =
-                rows.iter().map(|row| node_id(&String::from_utf8_lossy(&row.key[prefix.len()..]))).collect();
-            for node in self.attached(&volume.external_id()) {
-                if !known.contains(&node) {
-                    println!("           {} is attached to {node}, and etcd lacks that", volume.name);
-                    // The servers cannot know of it.
-                    let mark = Mark::Forgotten { volume: volume.external_id(), node: node.clone() };
-                    let controllers = log(&self.places.logs.join(CONTROLLER), volume.plugin);
-                    csi_witness::mark(&controllers, mark).expect("the witness' log");
-                    let stray = Stray { volume: volume.name, node };
-                    self.shared.strays.lock().expect("the strays").push(stray);
-                }
-            }
-        }
-    }
-
-    /// Has each stray that is left attached by call, which the plugin answers from what it has, and detached.
-    async fn detach_strays(&self) {
-        let strays = self.shared.strays.lock().expect("the strays").clone();
-        for Stray { volume, node, .. } in strays {
-            if !self.attached(&format!("ext-{volume}")).contains(&node) {
-                continue;
-            }
-            println!("           {volume} is still attached to {node}: an operator attaches and detaches it");
-            let call = csid::random::name();
-            let attach =
-                AttachAsk { volume: volume.into(), node_id: node.clone(), call, ..AttachAsk::default() };
-            let row = self.change(What::Attach(attach)).await;
-            let id = row.attached.expect("the attachment").id;
-            let detach = DetachAsk { volume: volume.into(), node_id: node, id, ..DetachAsk::default() };
-            self.change(What::Detach(detach)).await;
-        }
-    }
-
-    /// Makes a change as an operator.
-    async fn change(&self, what: What) -> VolumeRow {
-        let ask = ChangeAsk { what: Some(what) };
-        let changed = self.site.operator(0, "all").change(ask).await;
-        changed.expect("a change by an operator").into_inner()
-    }
-
-    /// Ends a host that is to come to rest.
-    async fn end(&self, Host { name, node: _node, orders, thread }: Host) {
-        drop(orders);
-        within_time(REST, &format!("{name} is at rest"), async || thread.is_finished()).await;
-        if thread.join().is_err() {
-            keep(&self.shared.history.path, self.seed);
-            panic!("{name} failed");
-        }
     }
 
     /// Returns the logs of a plugin's witnesses on all hosts.
