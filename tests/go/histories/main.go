@@ -22,11 +22,18 @@ import (
 // patience is how long porcupine may search.
 const patience = 2 * time.Minute
 
+// owing is how long the servers may not know that a node has let a volume go. It counts while the host has a session, and for an attached volume the
+// controller's host, too. In microseconds.
+const owing = int64(30 * time.Second / time.Microsecond)
+
+// controller is the host of the controller.
+const controller = "c1"
+
 // A line of a history. Times are microseconds of one clock.
 type line struct {
-	// take (Claim, Mount), release (Release), unmount, read, or a fault, or rest.
+	// take (Claim, Mount), release (Release), unmount, read, or a fault, or rest. joined, left: the host begins or ceases to have a session.
 	Call string
-	// Who calls, as NODE/CONSUMER.
+	// Who calls, as NODE/CONSUMER. The host that has joined or left.
 	Who    string
 	Client int
 	Volume string
@@ -35,6 +42,10 @@ type line struct {
 	// Attaches: the servers have the volume detached after its release was answered.
 	Attaches   bool
 	Start, End int64
+	// Wait is how long a claim may wait in the queue. 0: not at all.
+	Wait int64
+	// Waiting: the claim was refused at its time, and may have a place in the queue still.
+	Waiting bool
 	// ok, refused, unknown.
 	Outcome string
 	// Holders that a read has seen.
@@ -45,10 +56,23 @@ type line struct {
 type operation struct {
 	call, who, volume, outcome string
 	// The number of the line. What is left open changes nothing that a later line has made.
-	id      int
-	single  bool
+	id     int
+	single bool
+	// A wait that was refused before its time.
+	early   bool
 	holders []string
+	// What is open begins, or ends. Its effect may come at any time in between. 0: the operation has one moment.
+	edge edge
 }
+
+type edge int
+
+const (
+	begins edge = iota + 1
+	ends
+	// The same, and its volume is not its caller's by it any more.
+	isUndone
+)
 
 // A holder in the state of a volume. Owed: its node has let the volume go, and the servers may not know it.
 type holder struct {
@@ -57,7 +81,56 @@ type holder struct {
 	owed bool
 }
 
-// A state is text, for porcupine compares it.
+// A state is what may be: the holders that a volume may have, and the operations that are open. Each open operation may have had its effect, or not yet. A
+// search for the moment of each would have no end.
+type state struct {
+	// At least one, in an order. Each is text.
+	may  []string
+	open []operation
+}
+
+func (s state) equal(other state) bool {
+	isSame := func(a, b operation) bool { return a.id == b.id && a.call == b.call }
+	return slices.Equal(s.may, other.may) && slices.EqualFunc(s.open, other.open, isSame)
+}
+
+// after returns whether an operation is allowed, and the state afterwards.
+func (s state) after(o operation) (bool, state) {
+	next := state{open: s.open}
+	switch o.edge {
+	case begins:
+		next.open = slices.Clone(s.open)
+		next.open = append(next.open, o)
+		slices.SortFunc(next.open, func(a, b operation) int {
+			return cmp.Or(cmp.Compare(a.id, b.id), strings.Compare(a.call, b.call))
+		})
+		next.may = slices.Clone(s.may)
+	case ends, isUndone:
+		isIt := func(open operation) bool { return open.id == o.id && open.call == o.call }
+		next.open = slices.DeleteFunc(slices.Clone(s.open), isIt)
+		next.may = slices.DeleteFunc(slices.Clone(s.may), func(holders string) bool {
+			isOf := func(h holder) bool { return h.id == o.id }
+			return o.edge == isUndone && slices.ContainsFunc(decode(holders), isOf)
+		})
+	default:
+		for _, holders := range s.may {
+			if ok, after := step(holders, o); ok && !slices.Contains(next.may, after) {
+				next.may = append(next.may, after)
+			}
+		}
+	}
+	for at := 0; at < len(next.may); at++ {
+		for _, open := range next.open {
+			if ok, after := step(next.may[at], open); ok && !slices.Contains(next.may, after) {
+				next.may = append(next.may, after)
+			}
+		}
+	}
+	slices.Sort(next.may)
+	return len(next.may) > 0, next
+}
+
+// Holders are text, for they are compared.
 func encode(holders []holder) string {
 	slices.SortFunc(holders, func(a, b holder) int { return strings.Compare(a.who, b.who) })
 	var text strings.Builder
@@ -76,7 +149,7 @@ func decode(state string) (holders []holder) {
 	return holders
 }
 
-// step returns whether a volume in this state allows the operation, and the state afterwards.
+// step returns whether a volume with these holders allows the operation, and the state afterwards.
 func step(before string, o operation) (bool, string) {
 	holders := decode(before)
 	own := slices.IndexFunc(holders, func(h holder) bool { return h.who == o.who })
@@ -89,7 +162,7 @@ func step(before string, o operation) (bool, string) {
 		isFree := !o.single || !isOthers
 		switch {
 		case o.outcome == "refused":
-			return o.single && (isOthers || own >= 0 && holders[own].owed), before
+			return !o.early && o.single && (isOthers || own >= 0 && holders[own].owed), before
 		case !isFree || o.outcome == "unknown" && own >= 0 && !holders[own].owed:
 			return o.outcome == "unknown", before
 		case own < 0:
@@ -127,6 +200,21 @@ func step(before string, o operation) (bool, string) {
 	return true, before
 }
 
+// rule says what rule an operation breaks that fits nowhere.
+func rule(o operation) string {
+	switch {
+	case o.early:
+		return "a wait ends by a grant, or by a refusal at its time"
+	case o.call == "take" && o.outcome == "ok":
+		return "a claim is granted only if no other one is in its way"
+	case o.call == "take":
+		return "a claim is refused only if another one is in its way"
+	case o.call == "read":
+		return "etcd has the holders that callers were granted, and those who owe"
+	}
+	return "the end of a claim fits in its history"
+}
+
 var volumes = porcupine.Model{
 	Partition: func(history []porcupine.Operation) (parts [][]porcupine.Operation) {
 		of := map[string]int{}
@@ -141,11 +229,12 @@ var volumes = porcupine.Model{
 		}
 		return parts
 	},
-	Init: func() any { return "" },
-	Step: func(state, input, _ any) (bool, any) {
-		ok, after := step(state.(string), input.(operation))
+	Init: func() any { return state{may: []string{""}} },
+	Step: func(before, input, _ any) (bool, any) {
+		ok, after := before.(state).after(input.(operation))
 		return ok, after
 	},
+	Equal:             func(a, b any) bool { return a.(state).equal(b.(state)) },
 	DescribeOperation: func(input, _ any) string { return fmt.Sprintf("%+v", input) },
 }
 
@@ -155,6 +244,37 @@ func closing(later []line, l line, others bool) int64 {
 	for _, next := range later {
 		if next.Volume == l.Volume && next.Call == "take" && next.Outcome == "ok" && next.Start > l.End && (others || next.Who == l.Who) {
 			return next.End
+		}
+	}
+	return math.MaxInt64
+}
+
+// accepted returns until when the servers have to know the end of an answered claim. The claim's host has had a session for long enough then, and for an
+// attached volume the controller's host, too. A restore of etcd ends all sessions. At rest the servers know all.
+func accepted(events []line, l line) int64 {
+	joined := map[string]bool{}
+	host, _, _ := strings.Cut(l.Who, "/")
+	isRestored, since := true, int64(math.MaxInt64)
+	for _, event := range events {
+		if due := max(since, l.End); due < math.MaxInt64 && due+owing <= event.Start {
+			return due + owing
+		}
+		switch event.Call {
+		case "joined", "left":
+			joined[event.Who] = event.Call == "joined"
+		case "restore etcd":
+			isRestored = false
+		case "restored":
+			isRestored = true
+		case "rest":
+			return event.Start
+		}
+		isHeard := isRestored && joined[host] && (!l.Attaches || joined[controller])
+		switch {
+		case !isHeard:
+			since = math.MaxInt64
+		case since == math.MaxInt64:
+			since = event.Start
 		}
 	}
 	return math.MaxInt64
@@ -181,21 +301,22 @@ func isMadeAgain(lines []line, take line) bool {
 // have ended. So reads and refusals mean nothing. A granted claim is the only one all the same.
 type restore struct{ start, end int64 }
 
-// parse returns the operations of a history. Outcomes that are open have no end. What an Unmount owes has reached the servers when the
-// history says that the cluster is at rest.
+// parse returns the operations of a history. Outcomes that are open have no end. What an Unmount owes has reached the servers in bounded time.
 func parse(from io.Reader) ([]porcupine.Operation, error) {
 	var lines []line
 	scanner := bufio.NewScanner(from)
-	rest := int64(math.MaxInt64)
 	var restores []restore
+	var events []line
 	for scanner.Scan() {
 		var l line
 		if err := json.Unmarshal(scanner.Bytes(), &l); err != nil {
 			return nil, fmt.Errorf("line %d: %w", len(lines)+1, err)
 		}
 		switch l.Call {
-		case "rest":
-			rest = l.Start
+		case "rest", "joined", "left", "restore etcd", "restored":
+			events = append(events, l)
+		}
+		switch l.Call {
 		case "restore etcd":
 			restores = append(restores, restore{l.Start, math.MaxInt64})
 		case "restored":
@@ -206,6 +327,7 @@ func parse(from io.Reader) ([]porcupine.Operation, error) {
 		}
 		lines = append(lines, l)
 	}
+	slices.SortStableFunc(events, func(a, b line) int { return cmp.Compare(a.Start, b.Start) })
 	// The callers of a shared volume are in no other's way. Each of them is judged as a part of its own, or the search has no end.
 	shared := map[string][]string{}
 	for _, l := range lines {
@@ -231,11 +353,23 @@ func parse(from io.Reader) ([]porcupine.Operation, error) {
 			return nil, fmt.Errorf("line %d: call %q, outcome %q", at+1, l.Call, l.Outcome)
 		}
 		slices.Sort(l.Holders)
-		id, outcome := at+1, l.Outcome
+		isTake := l.Call == "take"
+		isEarly := isTake && l.Outcome == "refused" && l.End < l.Start+l.Wait
+		id, outcome, last := at+1, l.Outcome, ends
 		add := func(call string, start, end int64) {
 			part := func(volume string, holders []string) {
-				o := operation{call, l.Who, volume, outcome, id, l.Single, holders}
-				operations = append(operations, porcupine.Operation{ClientId: l.Client, Input: o, Call: start, Return: end})
+				o := operation{call, l.Who, volume, outcome, id, l.Single, isEarly, holders, 0}
+				from, until := start, end
+				if outcome == "unknown" {
+					// Both moments are those of the history.
+					o.edge, until = begins, start
+					if end < math.MaxInt64 {
+						o := o
+						o.edge = last
+						operations = append(operations, porcupine.Operation{ClientId: l.Client, Input: o, Call: end, Return: end})
+					}
+				}
+				operations = append(operations, porcupine.Operation{ClientId: l.Client, Input: o, Call: from, Return: until})
 			}
 			whos := shared[l.Volume]
 			if call != "read" && len(whos) > 0 {
@@ -249,14 +383,27 @@ func parse(from io.Reader) ([]porcupine.Operation, error) {
 				part(l.Volume, l.Holders)
 			}
 		}
-		if l.Call == "take" && l.Outcome == "ok" && isMadeAgain(lines, l) {
-			// The claim that ends has a number of its own.
+		isWait := isTake && l.Wait > 0 && l.Outcome != "unknown"
+		if isWait || isTake && l.Outcome == "ok" && isMadeAgain(lines, l) {
+			// A claim that waits is in others' way, as one that is granted. The claim that ends has a number of its own.
+			until := l.End
+			if l.Outcome == "refused" {
+				last = isUndone
+			}
+			if l.Waiting {
+				// The caller was answered before the servers know that it waits no longer.
+				until = max(l.End, min(accepted(events, l), closing(lines[at+1:], l, false)))
+			}
 			id, outcome = -id, "unknown"
-			add("take", l.Start, l.End)
-			add("undo", l.Start, l.End)
-			id, outcome = at+1, l.Outcome
+			add("take", l.Start, until)
+			add("undo", l.Start, until)
+			id, outcome, last = at+1, l.Outcome, ends
 		}
-		end, accepted := l.End, rest
+		start, end := l.Start, l.End
+		if isTake && l.Outcome == "refused" && !isEarly && !l.Waiting {
+			// The servers have refused it when its time was over.
+			start += l.Wait
+		}
 		if l.Outcome == "unknown" {
 			end = closing(lines[at+1:], l, false)
 		}
@@ -268,10 +415,10 @@ func parse(from io.Reader) ([]porcupine.Operation, error) {
 		case l.Call == "unmount" && l.Outcome == "unknown":
 			add("accept", l.Start, end)
 		case l.Call == "unmount":
-			accepted = min(accepted, closing(lines[at+1:], l, l.Single))
-			add("accept", l.Start, max(accepted, l.End))
+			due := min(accepted(events, l), closing(lines[at+1:], l, l.Single))
+			add("accept", l.Start, max(due, l.End))
 		}
-		add(l.Call, l.Start, end)
+		add(l.Call, start, end)
 	}
 	return operations, scanner.Err()
 }
@@ -292,15 +439,15 @@ func obstacle(part []porcupine.Operation, orders [][]porcupine.Operation) string
 	describe := func(o porcupine.Operation) {
 		fmt.Fprintf(&text, "  client %d, %d to %d: %+v\n", o.ClientId, o.Call, o.Return, o.Input)
 	}
-	var state any = ""
+	last := volumes.Init()
 	for _, o := range longest {
-		_, state = volumes.Step(state, o.Input, o.Output)
+		_, last = volumes.Step(last, o.Input, o.Output)
 	}
 	text.WriteString(" in order:\n")
 	for _, o := range longest[max(0, len(longest)-shown):] {
 		describe(o)
 	}
-	fmt.Fprintf(&text, " holders then: %q\n left:\n", state)
+	fmt.Fprintf(&text, " holders then: %q\n left:\n", strings.Join(last.(state).may, "or "))
 	isIn := func(o porcupine.Operation) bool {
 		return slices.ContainsFunc(longest, func(in porcupine.Operation) bool { return reflect.DeepEqual(in, o) })
 	}
@@ -308,6 +455,11 @@ func obstacle(part []porcupine.Operation, orders [][]porcupine.Operation) string
 	slices.SortFunc(left, func(a, b porcupine.Operation) int { return cmp.Compare(a.Call, b.Call) })
 	for _, o := range left[:min(shown, len(left))] {
 		describe(o)
+	}
+	if len(left) > 0 {
+		// No order goes on past the first end of an operation that is left.
+		first := slices.MinFunc(left, func(a, b porcupine.Operation) int { return cmp.Compare(a.Return, b.Return) })
+		fmt.Fprintf(&text, "rule: %s\n", rule(first.Input.(operation)))
 	}
 	return text.String()
 }

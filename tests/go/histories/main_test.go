@@ -1,9 +1,11 @@
 package main
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/anishathalye/porcupine"
 )
@@ -82,6 +84,80 @@ func TestCheckerJudgesHistories(t *testing.T) {
 {"call":"unmount"` + a + `"start":3,"end":4,"outcome":"ok"}
 {"call":"rest","start":5}
 {"call":"read","client":3,"volume":"v","start":6,"end":7,"outcome":"ok","holders":["n1/a"]}`, porcupine.Illegal},
+		{"owed unmount that the servers do not know in time", took + `
+{"call":"joined","who":"n1","start":1}
+{"call":"unmount"` + a + `"start":3,"end":4,"outcome":"ok"}
+{"call":"read","client":3,"volume":"v","start":30000010,"end":30000011,"outcome":"ok","holders":["n1/a"]}
+{"call":"rest","start":40000000}`, porcupine.Illegal},
+		{"owed unmount of a host that is cut off", took + `
+{"call":"joined","who":"n1","start":1}
+{"call":"left","who":"n1","start":20000000}
+{"call":"joined","who":"n1","start":21000000}
+{"call":"unmount"` + a + `"start":3,"end":4,"outcome":"ok"}
+{"call":"read","client":3,"volume":"v","start":30000010,"end":30000011,"outcome":"ok","holders":["n1/a"]}
+{"call":"rest","start":60000000}`, porcupine.Ok},
+		{"owed unmount of a host that has joined again", took + `
+{"call":"left","who":"n1","start":2}
+{"call":"unmount"` + a + `"start":3,"end":4,"outcome":"ok"}
+{"call":"joined","who":"n1","start":10000000}
+{"call":"read","client":3,"volume":"v","start":40000001,"end":40000002,"outcome":"ok","holders":["n1/a"]}
+{"call":"rest","start":60000000}`, porcupine.Illegal},
+		{"owed unmount while etcd is restored", took + `
+{"call":"joined","who":"n1","start":1}
+{"call":"unmount"` + a + `"start":3,"end":4,"outcome":"ok"}
+{"call":"restore etcd","start":20000000}
+{"call":"restored","start":25000000}
+{"call":"read","client":3,"volume":"v","start":40000000,"end":40000001,"outcome":"ok","holders":["n1/a"]}
+{"call":"rest","start":60000000}`, porcupine.Ok},
+		{"attached volume is not detached in time", took + `
+{"call":"joined","who":"n1","start":1}
+{"call":"joined","who":"c1","start":2}
+{"call":"release","attaches":true` + a + `"start":3,"end":4,"outcome":"ok"}
+{"call":"read","client":3,"volume":"v","start":30000010,"end":30000011,"outcome":"ok","holders":["n1/a"]}
+{"call":"rest","start":60000000}`, porcupine.Illegal},
+		{"attached volume stays while its controller is away", took + `
+{"call":"joined","who":"n1","start":1}
+{"call":"release","attaches":true` + a + `"start":3,"end":4,"outcome":"ok"}
+{"call":"read","client":3,"volume":"v","start":30000010,"end":30000011,"outcome":"ok","holders":["n1/a"]}
+{"call":"rest","start":60000000}`, porcupine.Ok},
+		{"wait that is granted when the holder lets the volume go", took + `
+{"call":"release"` + a + `"start":5,"end":6,"outcome":"ok"}
+{"call":"take","wait":9` + b + `"start":3,"end":7,"outcome":"ok"}`, porcupine.Ok},
+		{"wait that is granted before the holder lets the volume go", took + `
+{"call":"take","wait":9` + b + `"start":3,"end":4,"outcome":"ok"}
+{"call":"release"` + a + `"start":5,"end":6,"outcome":"ok"}`, porcupine.Illegal},
+		{"wait that is refused at its time", took + `
+{"call":"take","wait":9` + b + `"start":3,"end":13,"outcome":"refused"}`, porcupine.Ok},
+		{"wait that is refused before its time", took + `
+{"call":"take","wait":9` + b + `"start":3,"end":11,"outcome":"refused"}`, porcupine.Illegal},
+		{"wait that is refused while the volume is free", took + `
+{"call":"release"` + a + `"start":5,"end":6,"outcome":"ok"}
+{"call":"take","wait":9` + b + `"start":3,"end":13,"outcome":"refused"}`, porcupine.Illegal},
+		{"place of a wait that the servers have refused", took + `
+{"call":"joined","who":"n2","start":1}
+{"call":"take","wait":9` + b + `"start":3,"end":13,"outcome":"refused"}
+{"call":"release"` + a + `"start":14,"end":15,"outcome":"ok"}
+{"call":"read","client":3,"volume":"v","start":16,"end":17,"outcome":"ok","holders":["n2/b"]}`, porcupine.Illegal},
+		{"wait for a free volume is refused", took + `
+{"call":"release"` + a + `"start":3,"end":4,"outcome":"ok"}
+{"call":"take","wait":9` + b + `"start":5,"end":15,"outcome":"refused"}`, porcupine.Illegal},
+		{"place of a refused wait that the servers keep for a time", took + `
+{"call":"joined","who":"n2","start":1}
+{"call":"take","wait":9,"waiting":true` + b + `"start":3,"end":13,"outcome":"refused"}
+{"call":"release"` + a + `"start":14,"end":15,"outcome":"ok"}
+{"call":"read","client":3,"volume":"v","start":16,"end":17,"outcome":"ok","holders":["n2/b"]}
+{"call":"read","client":3,"volume":"v","start":30000010,"end":30000020,"outcome":"ok","holders":[]}`, porcupine.Ok},
+		{"place of a refused wait that the servers keep for too long", took + `
+{"call":"joined","who":"n2","start":1}
+{"call":"take","wait":9,"waiting":true` + b + `"start":3,"end":13,"outcome":"refused"}
+{"call":"release"` + a + `"start":14,"end":15,"outcome":"ok"}
+{"call":"read","client":3,"volume":"v","start":30000014,"end":30000020,"outcome":"ok","holders":["n2/b"]}
+{"call":"rest","start":40000000}`, porcupine.Illegal},
+		{"refusal while another one waits", `{"call":"take","wait":9` + a + `"start":1,"end":9,"outcome":"unknown"}
+{"call":"take"` + b + `"start":3,"end":4,"outcome":"refused"}`, porcupine.Ok},
+		{"refusal after another one has waited", `{"call":"take","wait":9` + a + `"start":1,"end":2,"outcome":"ok"}
+{"call":"release"` + a + `"start":3,"end":4,"outcome":"ok"}
+{"call":"take"` + b + `"start":5,"end":6,"outcome":"refused"}`, porcupine.Illegal},
 	} {
 		t.Run(history.name, func(t *testing.T) {
 			operations, err := parse(strings.NewReader(history.lines))
@@ -108,6 +184,51 @@ func TestObstacleNamesTheFirstCallThatFitsNowhere(t *testing.T) {
 	_, left, _ := strings.Cut(text, "left:")
 	if !strings.Contains(text, `holders then: "n1/a 1 false`) || !strings.HasPrefix(left, "\n  client 2, 3 to 4") {
 		t.Error(text)
+	}
+}
+
+func TestObstacleNamesTheRuleThatIsBroken(t *testing.T) {
+	const took = `{"call":"take","who":"n1/a","client":1,"volume":"v","single":true,"start":1,"end":2,"outcome":"ok"}
+`
+	const other = `"who":"n2/b","client":2,"volume":"v","single":true,"start":13,"end":14,`
+	for due, lines := range map[string]string{
+		"granted only if no other one":      took + `{"call":"take",` + other + `"outcome":"ok"}`,
+		"refused only if another one":       `{"call":"take",` + other + `"outcome":"refused"}`,
+		"by a refusal at its time":          took + `{"call":"take","wait":9,` + other + `"outcome":"refused"}`,
+		"holders that callers were granted": took + `{"call":"read",` + other + `"outcome":"ok","holders":[]}`,
+	} {
+		operations, err := parse(strings.NewReader(lines))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, info := porcupine.CheckOperationsVerbose(volumes, operations, patience)
+		text := obstacle(operations, slices.Concat(info.PartialLinearizationsOperations()...))
+		if _, rule, _ := strings.Cut(text, "rule: "); !strings.Contains(rule, due) {
+			t.Errorf("%s: %s", due, text)
+		}
+	}
+}
+
+func TestManyOpenClaimsAreDecidedSoon(t *testing.T) {
+	var lines strings.Builder
+	for n := range 24 {
+		fmt.Fprintf(&lines, `{"call":"take","who":"n%d/a","client":%d,"volume":"v","single":true,"start":%d,"end":40,"outcome":"unknown"}`+"\n", n, n, n)
+	}
+	for at := 50; at < 290; at += 10 {
+		for n, call := range []string{"take", "release"} {
+			fmt.Fprintf(&lines, `{"call":%q,"who":"c/a","client":99,"volume":"v","single":true,"start":%d,"end":%d,"outcome":"ok"}`+"\n", call, at+3*n, at+3*n+1)
+		}
+	}
+	const read = `{"call":"read","client":98,"volume":"v","start":%d,"end":%d,"outcome":"ok","holders":[%q]}` + "\n"
+	fmt.Fprintf(&lines, read, 300, 301, "n7/a")
+	for last, due := range map[string]porcupine.CheckResult{"n9/a": porcupine.Ok, "c/a": porcupine.Illegal} {
+		operations, err := parse(strings.NewReader(lines.String() + fmt.Sprintf(read, 302, 303, last)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if result := porcupine.CheckOperationsTimeout(volumes, operations, 20*time.Second); result != due {
+			t.Errorf("%s: judged %s, want %s", last, result, due)
+		}
 	}
 }
 

@@ -39,7 +39,6 @@ fn processes_stay_flat_while_faults_go_on() {
             faults.next(&mut run).await;
             tokio::time::sleep_until(next.into()).await;
         }
-        let (taken, refused, unknown) = run.shared.history.counts();
         run.agree().await;
         run.shared.stop.store(true, Ordering::SeqCst);
         within_time(REST, "the load rests", async || run.shared.clients.load(Ordering::SeqCst) == 0).await;
@@ -48,10 +47,8 @@ fn processes_stay_flat_while_faults_go_on() {
         run.rest(&faults).await;
         run.judge_calls();
 
-        eprintln!(
-            "    {taken} claims granted, {refused} refused, {unknown} outcomes unknown\n    {}",
-            faults.summary()
-        );
+        eprintln!("    {}", faults.summary());
+        run.judge_load();
         eprintln!("    warm-up of each process: {WARM_UP:?}\n    {}", heading());
         lives.iter().for_each(|life| eprintln!("    {life}"));
         let grows = lives.iter().filter(|life| matches!(life.verdict(), Verdict::Grows(_)));

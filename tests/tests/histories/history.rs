@@ -1,5 +1,6 @@
 //! The history of a run: one line of JSON for each call of a client, each read and each fault.
 
+use std::fmt::{self, Display, Formatter};
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -28,6 +29,10 @@ pub struct Line {
     pub attaches: bool,
     pub start: i64,
     pub end: i64,
+    /// How long the call may wait in the queue. 0: not at all.
+    pub wait: i64,
+    /// Whether csid has refused the claim at its time, and the servers may not know it.
+    pub waiting: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outcome: Option<Outcome>,
     /// What csid has answered in place of a success. For people.
@@ -52,9 +57,38 @@ impl Line {
         self.is_grant() || self.outcome == Some(Outcome::Refused) && holder.contains('/')
     }
 
+    /// Whether it is a fault, or another time of the whole cluster.
+    fn is_of_cluster(&self) -> bool {
+        self.volume.is_empty() && self.who.is_empty()
+    }
+
     /// Whether a caller of this host has made the call.
     pub fn is_of(&self, host: &str) -> bool {
         self.who.split('/').next() == Some(host)
+    }
+}
+
+/// How many calls had which end.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counts {
+    pub calls: usize,
+    /// Claims that were granted, and that were refused.
+    pub granted: usize,
+    pub refused: usize,
+    pub unknown: usize,
+    /// Those granted and refused claims that might wait in the queue.
+    pub waits_granted: usize,
+    pub waits_refused: usize,
+}
+
+impl Display for Counts {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let Counts { calls, granted, refused, unknown, waits_granted, waits_refused } = self;
+        write!(
+            f,
+            "{granted} claims granted, {refused} refused, {unknown} outcomes of {calls} calls unknown; of claims that may wait \
+             {waits_granted} granted, {waits_refused} refused"
+        )
     }
 }
 
@@ -81,12 +115,27 @@ impl History {
         self.lines.lock().expect("the lines").push(line.clone());
     }
 
-    /// Returns how many claims were granted, refused, and how many calls have an unknown outcome.
-    pub fn counts(&self) -> (usize, usize, usize) {
+    pub fn counts(&self) -> Counts {
         let lines = self.lines.lock().expect("the lines");
-        let count = |is: &dyn Fn(&&Line) -> bool| lines.iter().filter(is).count();
-        let take = |outcome| count(&|line| line.call == "take" && line.outcome == Some(outcome));
-        (take(Outcome::Ok), take(Outcome::Refused), count(&|line| line.outcome == Some(Outcome::Unknown)))
+        let mut counts = Counts::default();
+        for line in lines.iter().filter(|line| !line.who.is_empty()) {
+            let Some(outcome) = line.outcome else { continue };
+            let is_wait = usize::from(line.wait > 0);
+            counts.calls += 1;
+            match outcome {
+                Outcome::Ok if line.call == "take" => {
+                    counts.granted += 1;
+                    counts.waits_granted += is_wait;
+                }
+                Outcome::Ok => {}
+                Outcome::Refused => {
+                    counts.refused += 1;
+                    counts.waits_refused += is_wait;
+                }
+                Outcome::Unknown => counts.unknown += 1,
+            }
+        }
+        counts
     }
 
     /// Returns how many claims of a host's callers were granted.
@@ -120,7 +169,7 @@ impl History {
         let is_wait = |line: &&Line| line.call == "take" && line.outcome != Some(Outcome::Refused);
         let waits: Vec<&Line> = lines.iter().filter(is_wait).filter(|line| is_one(line)).collect();
         let pause = |(at, of): (usize, &Line)| {
-            let next = lines[at + 1..].iter().find(|line| line.volume.is_empty());
+            let next = lines[at + 1..].iter().find(|line| line.is_of_cluster());
             let end = next.map_or(i64::MAX, |next| next.start);
             let mut grants: Vec<i64> = lines.iter().filter(|line| ends(line)).map(|line| line.end).collect();
             grants.retain(|grant| (of.start..end).contains(grant));
@@ -160,7 +209,9 @@ mod tests {
             outcome: Some(*outcome),
             ..Line::default()
         };
-        let faults = [Line::event("kill", 100), Line::event("cut", next)];
+        // A host that joins is no fault.
+        let joined = Line { who: "n1".into(), ..Line::event("joined", 105) };
+        let faults = [Line::event("kill", 100), joined, Line::event("cut", next)];
         let mut lines: Vec<_> = claims.iter().map(claim).chain(faults).collect();
         // A line is written at the end of its call.
         lines.sort_by_key(|line| line.end);

@@ -56,6 +56,10 @@ const MANY: &str = "multi-node-multi-writer";
 /// How long a call may take: csid's deadline, and how long a client waits for an answer.
 const DEADLINE: Duration = Duration::from_secs(4);
 const ANSWER: Duration = Duration::from_secs(8);
+/// How long a claim waits for others that are in its way. Most of them are not for so long, but some are while their host is cut off.
+const WAIT: Duration = Duration::from_millis(1500);
+/// What csid says of a claim that it refuses at its time while the claim has its place in the queue.
+const WAITING: [&str; 2] = ["; it waits, and ", "the claim waits at the cluster's servers"];
 /// The longest pause of a client before it tries again to let a volume go.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// How long a client tries to let a volume go.
@@ -160,7 +164,8 @@ pub async fn client(shared: Arc<Shared>, node: String, number: u32, socket: Path
         let volumes: Vec<_> = VOLUMES.into_iter().filter(|volume| !(is_first && volume.attaches())).collect();
         let volume = dice.of(&volumes);
         let [take, leave] = dice.of(&[[Call::Claim, Call::Release], [Call::Mount, Call::Unmount]]);
-        let outcome = caller.call(take, volume).await;
+        let wait = if dice.once_in(3) { WAIT } else { Duration::ZERO };
+        let outcome = caller.call(take, volume, wait).await;
         if outcome != Outcome::Refused {
             if outcome == Outcome::Ok {
                 shared.taken.fetch_add(1, Ordering::SeqCst);
@@ -179,7 +184,7 @@ pub async fn client(shared: Arc<Shared>, node: String, number: u32, socket: Path
             }
             let begun = Instant::now();
             let mut pause = Duration::from_millis(100);
-            while caller.call(leave, volume).await != Outcome::Ok {
+            while caller.call(leave, volume, Duration::ZERO).await != Outcome::Ok {
                 if shared.is_broken.load(Ordering::SeqCst) {
                     return;
                 }
@@ -196,7 +201,7 @@ pub async fn client(shared: Arc<Shared>, node: String, number: u32, socket: Path
 
 impl Caller {
     /// Makes a call, and writes it with its outcome.
-    async fn call(&mut self, call: Call, volume: Volume) -> Outcome {
+    async fn call(&mut self, call: Call, volume: Volume, wait: Duration) -> Outcome {
         if self.connection.is_none() {
             match Client::connect(&Target::Socket(self.socket.clone())).await {
                 Ok(client) => self.connection = Some(client),
@@ -213,7 +218,8 @@ impl Caller {
         }
         let connection = self.connection.clone().expect("a connection");
         let start = self.shared.history.now();
-        let answer = tokio::time::timeout(ANSWER, ask(&connection, call, volume.name, &self.consumer)).await;
+        let asked = ask(&connection, call, volume.name, &self.consumer, wait);
+        let answer = tokio::time::timeout(ANSWER, asked).await;
         let end = self.shared.history.now();
         let error = match &answer {
             Ok(Err(error)) => error.to_string(),
@@ -243,6 +249,8 @@ impl Caller {
             attaches: volume.attaches(),
             start,
             end,
+            wait: wait.as_micros() as i64,
+            waiting: outcome == Outcome::Refused && WAITING.iter().any(|text| error.contains(text)),
             outcome: Some(outcome),
             error,
             holders: vec![],
@@ -251,15 +259,16 @@ impl Caller {
     }
 }
 
-async fn ask(client: &Client, call: Call, volume: &str, consumer: &str) -> Result<()> {
+async fn ask(client: &Client, call: Call, volume: &str, consumer: &str, wait: Duration) -> Result<()> {
+    let wait_usec = Some(wait.as_micros() as u64);
     let deadline_usec = Some(DEADLINE.as_micros() as u64);
     match call {
         Call::Claim => {
-            let options = ClaimOptions { deadline_usec, ..ClaimOptions::default() };
+            let options = ClaimOptions { deadline_usec, wait_usec, ..ClaimOptions::default() };
             client.claim(NAMESPACE, volume, consumer, options).await.map(drop)
         }
         Call::Mount => {
-            let options = MountOptions { deadline_usec, ..MountOptions::default() };
+            let options = MountOptions { deadline_usec, wait_usec, ..MountOptions::default() };
             client.mount(NAMESPACE, volume, consumer, options).await.map(drop)
         }
         Call::Release => {

@@ -47,6 +47,7 @@ impl Run {
         println!("at rest {:.1} s after the end of the load", ended.elapsed().as_secs_f64());
         self.nothing_left_in_etcd("hosts that have ended", left_of_sessions).await;
         self.judge_audit().await;
+        self.joins.abort();
         let history = &self.shared.history;
         history.write(&Line::event("rest", history.now()));
         faults.read(&self.site, &self.shared).await;
