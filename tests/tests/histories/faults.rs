@@ -103,6 +103,9 @@ pub const ALL: [Fault; 28] = [
 const SPARED_HOSTS: usize = 2;
 const SPARED_SERVERS: usize = 1;
 
+/// The dice of the first fault. Those of clients have lower numbers.
+const FIRST: u64 = 1 << 32;
+
 impl Fault {
     pub fn name(self) -> &'static str {
         match self {
@@ -149,6 +152,12 @@ impl Fault {
 }
 
 pub struct Faults {
+    seed: u64,
+    /// The faults that were drawn.
+    drawn: u64,
+    /// Of the kinds.
+    order: Dice,
+    /// Of the fault that is made. Each fault has dice of its own, for how often they are cast may depend on what the fault finds.
     dice: Dice,
     /// The kinds of a round.
     kinds: Vec<Fault>,
@@ -169,7 +178,10 @@ impl Faults {
     pub fn new(seed: u64) -> Faults {
         let has_long_stops = std::env::var_os("CSID_LONG_STOPS").is_some();
         Faults {
-            dice: Dice::new(seed, 0),
+            seed,
+            drawn: 0,
+            order: Dice::new(seed, 0),
+            dice: Dice::new(seed, FIRST),
             kinds: ALL.to_vec(),
             is_sparing: false,
             round: Vec::new(),
@@ -187,8 +199,20 @@ impl Faults {
         Faults { kinds, is_sparing: true, has_long_stops: false, ..Faults::new(seed) }
     }
 
+    /// Draws the next fault, and its dice.
+    fn draw(&mut self) -> Fault {
+        if self.round.is_empty() {
+            self.round.clone_from(&self.kinds);
+            self.order.shuffle(&mut self.round);
+        }
+        self.dice = Dice::new(self.seed, FIRST + self.drawn);
+        self.drawn += 1;
+        self.round.pop().expect("a fault")
+    }
+
     /// Makes one fault, and ends it.
     pub async fn next(&mut self, run: &mut Run) {
+        let fault = self.draw();
         // A backup from before an earlier restore would need a word of the operator more.
         let backup = run.site.path("backup");
         if self.kinds.contains(&Fault::Restore) && (self.backup.is_none() || self.dice.once_in(4)) {
@@ -196,11 +220,6 @@ impl Faults {
             self.backup = Some(backup);
         }
         let Run { site, network, clocks, server_faults, hosts, shared, disks, .. } = run;
-        if self.round.is_empty() {
-            self.round.clone_from(&self.kinds);
-            self.dice.shuffle(&mut self.round);
-        }
-        let fault = self.round.pop().expect("a fault");
         let time = Duration::from_millis(1000 + self.dice.below(2500));
         // All attaching needs the first host.
         let mut host = if self.dice.once_in(3) { 0 } else { self.dice.below(hosts.len() as u64) as usize };
@@ -563,4 +582,34 @@ pub async fn holders(site: &Site, volume: &str) -> Vec<String> {
     let prefix = format!("/csid/v1/vol/default/{volume}/claim/");
     let rows = site.raw().await.below(&prefix).await;
     rows.into_iter().map(|row| String::from_utf8_lossy(&row.key[prefix.len()..]).into_owned()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The first draws of each fault. `more`: how many more its making takes.
+    fn drawn(mut faults: Faults, more: impl Fn(usize) -> usize) -> Vec<(Fault, [u64; 8])> {
+        let fault = |n| {
+            let fault = faults.draw();
+            let draws = [(); 8].map(|()| faults.dice.bits());
+            for _ in 0..more(n) {
+                faults.dice.bits();
+            }
+            (fault, draws)
+        };
+        (0..3 * ALL.len()).map(fault).collect()
+    }
+
+    #[test]
+    fn seed_draws_the_same_faults_again() {
+        for new in [Faults::new, Faults::sparing] {
+            let first = drawn(new(7), |_| 0);
+            assert_eq!(drawn(new(7), |n| n % 5), first, "the draws depend on what faults find");
+            assert_ne!(drawn(new(8), |_| 0), first);
+            let round: BTreeSet<Fault> =
+                first[..new(7).kinds.len()].iter().map(|(fault, _)| *fault).collect();
+            assert_eq!(round.len(), new(7).kinds.len(), "each kind once in a round");
+        }
+    }
 }

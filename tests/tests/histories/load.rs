@@ -18,7 +18,7 @@ use crate::host::{CONTROLLER, Host};
 use crate::samples::Hosts;
 
 /// A volume of the load.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Volume {
     pub name: &'static str,
     pub access_mode: &'static str,
@@ -150,9 +150,39 @@ struct Caller {
     number: u32,
 }
 
+/// What a client does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Choice {
+    volume: Volume,
+    take: Call,
+    leave: Call,
+    wait: Duration,
+    /// How long it has the volume, if it gets it.
+    held: Duration,
+    /// The time until it goes on.
+    pause: Duration,
+}
+
+impl Choice {
+    /// Draws a choice. `most`: how long the volume is had at most. Each choice takes as many draws, whatever became of the one before.
+    fn draw(dice: &mut Dice, volumes: &[Volume], most: Duration) -> Choice {
+        let volume = dice.of(volumes);
+        let [take, leave] = dice.of(&[[Call::Claim, Call::Release], [Call::Mount, Call::Unmount]]);
+        let wait = if dice.once_in(3) { WAIT } else { Duration::ZERO };
+        let held = Duration::from_millis(dice.below(most.as_millis() as u64));
+        let pause = Duration::from_millis(30 + dice.below(120));
+        Choice { volume, take, leave, wait, held, pause }
+    }
+}
+
+/// Returns the volumes that a client asks for. The first one of each host asks for what needs no controller, also while the others wait for one.
+fn volumes_of(number: u32) -> Vec<Volume> {
+    VOLUMES.into_iter().filter(|volume| number != 0 || !volume.attaches()).collect()
+}
+
 /// Claims or mounts one volume after the other, and lets each go again.
 pub async fn client(shared: Arc<Shared>, node: String, number: u32, socket: PathBuf) {
-    let (consumer, is_first) = (format!("c{number}"), number == 0);
+    let (consumer, volumes) = (format!("c{number}"), volumes_of(number));
     let place: u32 = node[1..].parse().expect("nN");
     let number = 100 * place + number;
     let mut dice = Dice::new(shared.seed, u64::from(number));
@@ -160,22 +190,18 @@ pub async fn client(shared: Arc<Shared>, node: String, number: u32, socket: Path
     let mut caller = Caller { shared: Arc::clone(&shared), socket, connection: None, consumer, who, number };
     shared.clients.fetch_add(1, Ordering::SeqCst);
     while !shared.stop.load(Ordering::SeqCst) {
-        // One client of each host asks for what needs no controller, also while the others wait for one.
-        let volumes: Vec<_> = VOLUMES.into_iter().filter(|volume| !(is_first && volume.attaches())).collect();
-        let volume = dice.of(&volumes);
-        let [take, leave] = dice.of(&[[Call::Claim, Call::Release], [Call::Mount, Call::Unmount]]);
-        let wait = if dice.once_in(3) { WAIT } else { Duration::ZERO };
+        let Choice { volume, take, leave, wait, held, pause } =
+            Choice::draw(&mut dice, &volumes, shared.held);
         let outcome = caller.call(take, volume, wait).await;
         if outcome != Outcome::Refused {
             if outcome == Outcome::Ok {
                 shared.taken.fetch_add(1, Ordering::SeqCst);
-                let held = dice.below(shared.held.as_millis() as u64);
                 let had = (volume.name, caller.who.clone());
                 shared.had.lock().expect("the volumes").insert(had.clone());
                 if take == Call::Mount {
                     shared.mounted.lock().expect("the mounts").insert(had.clone());
                 }
-                tokio::time::sleep(Duration::from_millis(held)).await;
+                tokio::time::sleep(held).await;
                 while shared.keeps.load(Ordering::SeqCst) && !shared.stop.load(Ordering::SeqCst) {
                     tokio::time::sleep(Duration::from_millis(20)).await;
                 }
@@ -183,18 +209,18 @@ pub async fn client(shared: Arc<Shared>, node: String, number: u32, socket: Path
                 shared.mounted.lock().expect("the mounts").remove(&had);
             }
             let begun = Instant::now();
-            let mut pause = Duration::from_millis(100);
+            let mut again = Duration::from_millis(100);
             while caller.call(leave, volume, Duration::ZERO).await != Outcome::Ok {
                 if shared.is_broken.load(Ordering::SeqCst) {
                     return;
                 }
                 assert!(begun.elapsed() < REST, "{} did not let {} go", caller.who, volume.name);
                 // Each call whose outcome is not known doubles what the checker has to search.
-                tokio::time::sleep(pause).await;
-                pause = (2 * pause).min(LONGEST_PAUSE);
+                tokio::time::sleep(again).await;
+                again = (2 * again).min(LONGEST_PAUSE);
             }
         }
-        tokio::time::sleep(Duration::from_millis(30 + dice.below(120))).await;
+        tokio::time::sleep(pause).await;
     }
     shared.clients.fetch_sub(1, Ordering::SeqCst);
 }
@@ -279,5 +305,24 @@ async fn ask(client: &Client, call: Call, volume: &str, consumer: &str, wait: Du
             let options = UnmountOptions { deadline_usec, ..UnmountOptions::default() };
             client.unmount(NAMESPACE, volume, consumer, options).await
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn client_of_a_seed_draws_the_same_again() {
+        let choices = |seed, number| {
+            let (mut dice, volumes) = (Dice::new(seed, number), volumes_of(1));
+            (0..100).map(|_| Choice::draw(&mut dice, &volumes, crate::HELD)).collect::<Vec<_>>()
+        };
+        let first = choices(7, 101);
+        assert_eq!(choices(7, 101), first);
+        assert!(choices(8, 101) != first && choices(7, 102) != first);
+        let waits = first.iter().filter(|choice| !choice.wait.is_zero()).count();
+        assert!((20..50).contains(&waits), "{waits} of 100 claims wait");
+        assert!(VOLUMES.iter().all(|volume| first.iter().any(|choice| choice.volume == *volume)));
     }
 }
