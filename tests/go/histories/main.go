@@ -420,7 +420,35 @@ func parse(from io.Reader) ([]porcupine.Operation, error) {
 		}
 		add(l.Call, start, end)
 	}
-	return operations, scanner.Err()
+	return spread(operations), scanner.Err()
+}
+
+// nanoseconds of a microsecond.
+const nanoseconds = int64(time.Microsecond)
+
+// spread returns the operations with nanoseconds as their times, and gives each edge a moment of its own. What is open begins before all else of its
+// microsecond, and ends after it. Edges of one moment have no order, and porcupine would try each order of them.
+func spread(operations []porcupine.Operation) []porcupine.Operation {
+	edges := map[int64]int64{}
+	for at := range operations {
+		o := &operations[at]
+		edge := o.Input.(operation).edge
+		o.Call *= nanoseconds
+		if o.Return < math.MaxInt64 {
+			o.Return *= nanoseconds
+		}
+		if edge == 0 {
+			continue
+		}
+		moment := o.Call
+		if edge == begins {
+			moment -= nanoseconds - 1
+		}
+		edges[moment]++
+		o.Call = moment + edges[moment]
+		o.Return = o.Call
+	}
+	return operations
 }
 
 // shown is how many operations are printed before and after the place where no order goes on.
@@ -437,7 +465,7 @@ func obstacle(part []porcupine.Operation, orders [][]porcupine.Operation) string
 	}
 	var text strings.Builder
 	describe := func(o porcupine.Operation) {
-		fmt.Fprintf(&text, "  client %d, %d to %d: %+v\n", o.ClientId, o.Call, o.Return, o.Input)
+		fmt.Fprintf(&text, "  client %d, %d to %d: %+v\n", o.ClientId, o.Call/nanoseconds, o.Return/nanoseconds, o.Input)
 	}
 	last := volumes.Init()
 	for _, o := range longest {

@@ -171,6 +171,25 @@ func TestCheckerJudgesHistories(t *testing.T) {
 	}
 }
 
+// No order fits, so porcupine tries each. Twenty open claims of one caller end when it is granted the volume.
+func TestOpenClaimsOfOneEndAreDecidedSoon(t *testing.T) {
+	const a, b = `,"who":"n1/a","client":1,"volume":"v","single":true,`, `,"who":"n2/b","client":2,"volume":"v","single":true,`
+	var lines strings.Builder
+	for n := range 20 {
+		fmt.Fprintf(&lines, `{"call":"take"%s"start":%d,"end":%d,"outcome":"unknown"}`+"\n", a, 10*n+1, 10*n+2)
+	}
+	for _, granted := range []string{a, b} {
+		fmt.Fprintf(&lines, `{"call":"take"%s"start":300,"end":400,"outcome":"ok"}`+"\n", granted)
+	}
+	operations, err := parse(strings.NewReader(lines.String()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if result := porcupine.CheckOperationsTimeout(volumes, operations, 10*time.Second); result != porcupine.Illegal {
+		t.Errorf("judged %s", result)
+	}
+}
+
 func TestObstacleNamesTheFirstCallThatFitsNowhere(t *testing.T) {
 	const history = `{"call":"take","who":"n1/a","client":1,"volume":"v","single":true,"start":1,"end":2,"outcome":"ok"}
 {"call":"take","who":"n2/b","client":2,"volume":"v","single":true,"start":3,"end":4,"outcome":"ok"}
