@@ -341,7 +341,8 @@ func parse(from io.Reader) ([]porcupine.Operation, error) {
 			continue
 		}
 		isRestore := func(r restore) bool { return l.Start <= r.end && l.End >= r.start }
-		if (l.Call == "read" || l.Outcome == "refused") && slices.ContainsFunc(restores, isRestore) {
+		isMeaningless := (l.Call == "read" || l.Outcome == "refused") && slices.ContainsFunc(restores, isRestore)
+		if isMeaningless && l.Wait == 0 {
 			continue
 		}
 		if l.Call == "release" && l.Attaches {
@@ -390,14 +391,18 @@ func parse(from io.Reader) ([]porcupine.Operation, error) {
 			if l.Outcome == "refused" {
 				last = isUndone
 			}
-			if l.Waiting {
-				// The caller was answered before the servers know that it waits no longer.
+			if l.Waiting || isMeaningless {
+				// The caller was answered before the servers know that it waits no longer. A backup may have its place, too.
 				until = max(l.End, min(accepted(events, l), closing(lines[at+1:], l, false)))
 			}
 			id, outcome = -id, "unknown"
 			add("take", l.Start, until)
 			add("undo", l.Start, until)
 			id, outcome, last = at+1, l.Outcome, ends
+		}
+		if isMeaningless {
+			// What the call has waited for was in others' way all the same.
+			continue
 		}
 		start, end := l.Start, l.End
 		if isTake && l.Outcome == "refused" && !isEarly && !l.Waiting {

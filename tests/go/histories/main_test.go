@@ -49,6 +49,11 @@ func TestCheckerJudgesHistories(t *testing.T) {
 {"call":"take"` + b + `"start":8,"end":9,"outcome":"refused"}
 {"call":"restored","start":10}
 {"call":"take"` + b + `"start":11,"end":12,"outcome":"ok"}`, porcupine.Ok},
+		{"wait that a restore ends was in the way before", `{"call":"take","wait":9` + a + `"start":1,"end":8,"outcome":"refused"}
+{"call":"take"` + b + `"start":2,"end":3,"outcome":"refused"}
+{"call":"restore etcd","start":5}
+{"call":"restored","start":9}
+{"call":"take"` + b + `"start":10,"end":11,"outcome":"ok"}`, porcupine.Ok},
 		{"two writers during a restore", took + `
 {"call":"restore etcd","start":3}
 {"call":"take"` + b + `"start":4,"end":5,"outcome":"ok"}
