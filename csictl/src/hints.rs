@@ -332,8 +332,8 @@ fn csid(error: &CsidError, tried: &Tried) -> Option<String> {
                 .to_owned()
         }
         Kind::SecretRequired => {
-            "Give --secrets-file FILE, or --credential NAME for a volume that must survive a \
-                                 reboot by itself."
+            "Give --secrets-file FILE, or --credential NAME for a volume that must survive a reboot by itself. A claim of \
+             a cluster's attached volume takes --credential csid.NAMESPACE.NAME alone."
                 .to_owned()
         }
         Kind::ShuttingDown => STOPPING.to_owned(),

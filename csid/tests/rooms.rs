@@ -140,7 +140,7 @@ const OF_VOLUME: [(&str, &[&str]); 24] = [
 /// (folder of `volume`, what it may import of csid besides `volume`).
 const OF_CSID: [(&str, &[&str]); 2] = [
     ("model", &["store"]),
-    ("control", &["backoff", "config", "error", "fault", "plugin", "secret", "store"]),
+    ("control", &["backoff", "config", "error", "fault", "names", "plugin", "secret", "store"]),
 ];
 
 /// Folders of the repository, with those below them, whose files make no circle. A file and the files of its folder are apart.

@@ -214,6 +214,16 @@ impl Cluster {
             Ok(Some(ClaimStep { guards, ..step }))
         };
         let mut claims = around.claims(record, node);
+        // Such a claim does not wait in the queue either.
+        if wanted.brings_secrets && claims.attaches != Some(false) {
+            let is_old =
+                self.has_changed(node, &row).await? || self.has_changed_plugin(plugin, &around).await?;
+            return match claims.attaches {
+                _ if is_old => Ok(None),
+                Some(_) => Err(secrets_needed(wanted, plugin)),
+                None => Err(unseen(node, plugin)),
+            };
+        }
         claims.ahead = self.in_the_way(record, queue::ahead(record, entry, claim)).await;
         let of_entry = entry.map_or_else(|| claim.clone(), |entry| Claim::clone(&entry.claim));
         let (after, next) = match rules::step(&claims, ClaimEvent::Claim(of_entry)) {
@@ -604,6 +614,16 @@ pub fn by_force(record: &Record, node: &str, consumer: &str) -> ClaimEvent {
         Some(_) => ClaimEvent::Detached { consumer },
         None => ClaimEvent::Forget { consumer },
     }
+}
+
+/// Returns the error of a claim whose secrets are not here, and no controller's host gets them.
+fn secrets_needed(wanted: &Wanted, plugin: &str) -> ServerError {
+    let Wanted { name, claim, .. } = wanted;
+    let text = format!(
+        "{name}: the claim of {} was refused: plugin {plugin} attaches volumes, and secrets of a call, or a credential other than csid.{}.NAME, reach no controller in a cluster",
+        claim.consumer, name.namespace
+    );
+    Error::new(Kind::SecretRequired, text).into()
 }
 
 fn unseen(node: &str, plugin: &str) -> ServerError {

@@ -71,6 +71,8 @@ pub struct Wanted {
     pub answer: Duration,
     /// The mark of the registration by which the caller has chosen the claim. Empty: any.
     pub mark: Vec<u8>,
+    /// Whether the caller's own call had secrets for a controller.
+    pub brings_secrets: bool,
 }
 
 impl Wanted {

@@ -151,6 +151,7 @@ mod tests {
             until: None,
             answer: Duration::ZERO,
             mark: Vec::new(),
+            brings_secrets: false,
         };
         let (outcome, answer) = oneshot::channel();
         let deadline = Instant::now() + Duration::from_secs(8);

@@ -74,8 +74,8 @@ impl Cluster {
             0 => CONTROLLER,
             ms => Duration::from_millis(ms.into()).min(CONTROLLER),
         };
-        let (caller, boot, mark) = (caller.clone(), ask.boot, ask.mark);
-        Ok(Wanted { caller, name, node, boot, claim, until, answer, mark })
+        let (caller, boot, mark, brings_secrets) = (caller.clone(), ask.boot, ask.mark, ask.brings_secrets);
+        Ok(Wanted { caller, name, node, boot, claim, until, answer, mark, brings_secrets })
     }
 
     /// Returns the node whose claim is meant, if the caller may claim for it.

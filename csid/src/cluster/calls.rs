@@ -275,6 +275,7 @@ impl Servers for Node {
                 queue_ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
                 answer_ms: ANSWER_IN_QUEUE,
                 mark: mark.as_ref().map(|mark| mark.digest.clone()).unwrap_or_default(),
+                brings_secrets: claim.secrets_given,
                 ..ClaimAsk::default()
             };
             let consumer = claim.consumer;

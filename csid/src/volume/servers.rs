@@ -27,7 +27,8 @@ pub trait Servers: Send + Sync {
     /// Returns whether a call has a name of this journal and boot.
     fn is_of_boot(&self, call: &str) -> bool;
 
-    /// Claims a volume for a consumer of this node. `claim.call` names the call: when it is repeated, the same claim is granted. `wait`:
+    /// Claims a volume for a consumer of this node. `claim.call` names the call: when it is repeated, the same claim is granted.
+    /// `claim.secrets_given`: the call has secrets for a controller, or a credential that no other host loads. `wait`:
     /// how long the claim waits at the servers while others are in its way. Zero: it does not wait there any more. `mark`: that of the remembered
     /// registration by which the claim was chosen. `None`: a server was asked for the volume.
     fn claim(

@@ -6,10 +6,11 @@ use csi_proto::cluster::v1::call_ended::How;
 use csi_proto::cluster::v1::change_ask::What;
 use csi_proto::cluster::v1::controller_call::Method;
 use csi_proto::cluster::v1::{
-    Answer, Attaches, CallClass, CallEnded, CallFailure, ControllerCall, FromNode, Granted, PluginReport,
-    ReleaseAsk, from_node, to_node,
+    Answer, Attaches, CallClass, CallEnded, CallFailure, ClaimAsk, ControllerCall, FromNode, Granted,
+    PluginReport, ReleaseAsk, from_node, to_node,
 };
 use tokio::task::JoinHandle;
+use tonic::Code;
 
 use crate::site::{First, Node, Refusal, Session, Site, eventually, register, release_ask};
 
@@ -362,6 +363,36 @@ async fn calls_for_one_volume_come_one_at_a_time() {
     for claim in claims {
         claim.await.unwrap().unwrap();
     }
+    assert!(!controller.is_called(Duration::from_millis(300)).await);
+}
+
+/// The secrets are on the host of the caller. The controller would be called without them.
+#[tokio::test]
+async fn claim_that_brings_secrets_attaches_nothing() {
+    let site = Site::start(1).await;
+    for volume in ["data", "shared"] {
+        site.register(volume, "multi-node-multi-writer").await;
+    }
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    let (n1, _one) = user(&site, "n1", 0).await;
+    let asks = |volume, consumer: &str, brings_secrets| {
+        let mut ask = ClaimAsk { call: format!("call of {consumer}"), ..n1.ask(volume, consumer) };
+        ask.r#use.as_mut().unwrap().access_mode = "multi-node-multi-writer".into();
+        ClaimAsk { brings_secrets, ..ask }
+    };
+    // A volume that is attached already, and one that is not.
+    let (mut client, ask) = (n1.client(0), asks("shared", "web", false));
+    let first = tokio::spawn(async move { client.claim(ask).await });
+    controller.publish().await;
+    first.await.unwrap().unwrap();
+    let before = [row(&site, "vol/default/data").await, row(&site, "vol/default/shared").await];
+    for (volume, queue_ms) in [("data", 0), ("shared", 0), ("data", 60_000)] {
+        let ask = ClaimAsk { queue_ms, ..asks(volume, "other", true) };
+        let refused = Refusal::of(&n1.client(0).claim(ask).await.unwrap_err());
+        assert_eq!((refused.code, refused.kind.as_str()), (Code::FailedPrecondition, "SecretRequired"));
+        assert!(!refused.retryable, "{refused:?}");
+    }
+    assert_eq!([row(&site, "vol/default/data").await, row(&site, "vol/default/shared").await], before);
     assert!(!controller.is_called(Duration::from_millis(300)).await);
 }
 

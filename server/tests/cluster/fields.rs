@@ -90,6 +90,7 @@ const FIELDS: &[(&str, &str, Lie)] = &[
     ),
     ("ClaimAsk", "by_mount queue_ms answer_ms", In("lie_of_a_call_that_waits_is_refused")),
     ("ClaimAsk", "mark", In("claim_by_an_old_mark_changes_nothing")),
+    ("ClaimAsk", "brings_secrets", In("claim_that_brings_secrets_attaches_nothing")),
     ("Use", "mode access_mode attachment_mode", In("lie_in_a_claim_is_refused")),
     ("CallName", "call namespace volume boot", In("lie_of_a_call_that_waits_is_refused")),
     ("Owed", "claim namespace volume consumer still_staged boot", In("lie_in_detached_ends_no_claim")),

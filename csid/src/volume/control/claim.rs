@@ -10,6 +10,7 @@ use tokio::sync::OwnedMutexGuard;
 use crate::backoff::Backoff;
 use crate::error::{Error, Kind, Result, Step};
 use crate::fault;
+use crate::names;
 use crate::plugin::ATTACHES;
 use crate::store::Durability;
 use crate::store::registry::{
@@ -70,6 +71,8 @@ impl<S: Site> Engine<'_, S> {
         // A row that waits at the servers for this operation goes on.
         let waits = self.site.operation().queued.contains(&wanted.consumer);
         let waits = |claim: &Claim| waits && claim.state == ClaimState::Pending && !claim.releasing;
+        let is_new = record.claim(&wanted.consumer).is_none_or(waits);
+        self.brings_secrets = self.brings_secrets(name, wanted, is_new);
         if let Some(present) = record.claim(&wanted.consumer)
             && !waits(present)
             && (is_owed(&record, &wanted.consumer)
@@ -123,6 +126,14 @@ impl<S: Site> Engine<'_, S> {
                 Err(undo) => Err(OperationError::UndoneLater { source: error, undo }.into()),
             },
         }
+    }
+
+    /// Returns whether a call has secrets for a controller, or the name of a credential that no controller's host loads. A Mount has them for the RPCs of
+    /// this host. A claim that is there already may be restored, and keeps the name that it was granted with.
+    fn brings_secrets(&mut self, name: &VolumeName, wanted: &Claim, is_new: bool) -> bool {
+        let crosses = |of: &String| names::credential_namespace(of) == Some(name.namespace.as_str());
+        let keeps_back = || is_new && wanted.credential.as_ref().is_some_and(|of| !crosses(of));
+        !wanted.by_mount && (self.site.operation().secrets.is_some() || keeps_back())
     }
 
     /// Returns the claims of a volume, and those `ahead` of a new one.

@@ -123,7 +123,8 @@ impl<S: Site> Engine<'_, S> {
             ));
         }
         self.site.operation().step.set(Step::Claim);
-        let claim = record.claim(&effect.consumer).ok_or_else(no_row)?.clone();
+        let row = record.claim(&effect.consumer).ok_or_else(no_row)?;
+        let claim = Claim { secrets_given: self.brings_secrets, ..row.clone() };
         let servers = self.servers()?;
         let wait = self.site.operation().waits_until;
         let wait = wait.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()));

@@ -24,11 +24,14 @@ pub(in crate::volume) struct Engine<'a, S> {
     pub(in crate::volume) is_brief: bool,
     /// The answer of a server by which the present claim was chosen. `None`: a server was asked in its turn, or the journal has the volume.
     pub(in crate::volume) answer: Option<Arc<ServersAnswer>>,
+    /// Whether the call of the present claim has secrets for a controller that the servers of a cluster do not get.
+    pub(in crate::volume) brings_secrets: bool,
 }
 
 impl<'a, S: Site> Engine<'a, S> {
     pub(in crate::volume) fn new(records: &'a Records, site: &'a mut S) -> Self {
-        Engine { records, site, tried: RpcTries::default(), is_brief: false, answer: None }
+        let (tried, is_brief, answer, brings_secrets) = Default::default();
+        Engine { records, site, tried, is_brief, answer, brings_secrets }
     }
 }
 

@@ -76,6 +76,10 @@ pub async fn ask(client: &Client, what: &str, deadline_usec: Option<u64>) -> csi
             let options = ClaimOptions { secrets: given(), ..claim() };
             client.claim(space, REGISTERED, "web", options).await.map(drop)
         }
+        "claim with a credential of this host" => {
+            let options = ClaimOptions { credential: Some("of-this-host".to_owned()), ..claim() };
+            client.claim(space, REGISTERED, "web", options).await.map(drop)
+        }
         "release" => {
             let options = ReleaseOptions { deadline_usec, ..ReleaseOptions::default() };
             client.release(space, REGISTERED, "web", options).await

@@ -133,11 +133,10 @@ async fn uses(w: &mut World, link: &Path, storage: &Path, mut other: Other, hays
                 if let Err(error) = &done {
                     said.errors += &format!("{what}: {error} {error:?}\n");
                 }
-                let is_unsupported =
-                    matches!(&done, Err(Error::Csid(error)) if error.kind == Kind::NotSupported);
                 other.say(match done {
                     Ok(()) => "done",
-                    Err(_) if is_unsupported => "not supported",
+                    Err(Error::Csid(error)) if error.kind == Kind::NotSupported => "not supported",
+                    Err(Error::Csid(error)) if error.kind == Kind::SecretRequired => "secrets required",
                     Err(_) => "failed",
                 });
             }
@@ -300,10 +299,13 @@ impl Test<'_> {
             assert_eq!(self.asked(what).await, "not supported", "{what}");
         }
         self.marked += usize::from(self.relayed.search_memory());
-        // No controller gets them.
-        self.must("claim with secrets", Asker::Host).await;
-        let attach = self.w.plugin("p").calls().pop().expect("a call").call;
-        assert_eq!((attach.rpc.as_str(), attach.secrets), ("ControllerPublishVolume", Vec::new()));
+        // No controller would get them.
+        let before = self.w.plugin("p").calls().len();
+        for what in ["claim with secrets", "claim with a credential of this host"] {
+            assert_eq!(self.asked(what).await, "secrets required", "{what}");
+            assert_eq!(claims_at_servers(&self.relayed.site, REGISTERED).await.len(), 0, "{what}");
+        }
+        assert_eq!(self.w.plugin("p").calls().len(), before);
         // The node's own RPCs do.
         self.n1.say("NodeStageVolume");
         assert_eq!(self.asked("mount with secrets").await, "failed");
