@@ -11,6 +11,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::by_node::NodeIndex;
+use crate::by_owner::OwnerIndex;
 use crate::error::EtcdError;
 use crate::keys::{Keys, RowKey};
 use crate::members::Timing;
@@ -55,6 +56,7 @@ pub(crate) struct Volumes {
     pub by_name: BTreeMap<Arc<VolumeName>, Arc<Stored>>,
     pub held: HeldIndex,
     pub by_node: NodeIndex,
+    pub by_owner: OwnerIndex,
     /// Volumes that AttachVolume has attached.
     pub by_call: BTreeSet<VolumeName>,
     /// Volumes with a value that cannot be read.
@@ -273,6 +275,8 @@ impl Volumes {
         self.held.change(&shared, &before.record, &volume.record);
         self.by_node.change(&shared, &before.record.claims, &volume.record.claims);
         self.by_node.change_queue(&before.record.queue, &volume.record.queue);
+        let [had, has] = [&before.record, &volume.record].map(|of| of.registration.as_ref());
+        self.by_owner.change(had.map(|of| of.owner.as_str()), has.map(|of| of.owner.as_str()));
         match volume.record.attachments.iter().any(|at| at.by_call.is_some()) {
             true => self.by_call.insert(name.clone()),
             false => self.by_call.remove(name),

@@ -10,6 +10,7 @@
 //! - A field that this version does not know is written back as it was read.
 
 mod by_node;
+mod by_owner;
 mod cache;
 mod change;
 mod client;

@@ -192,6 +192,11 @@ impl EtcdRegistry {
         Ok(self.inner.volumes().await?.by_node.queued(node))
     }
 
+    /// Returns the number of volumes that an identity has registered.
+    pub async fn registered_by(&self, owner: &str) -> Result<usize, EtcdError> {
+        Ok(self.inner.volumes().await?.by_owner.volumes(owner))
+    }
+
     /// Returns the number of a plugin's volumes that a node holds, as far as volumes can be read.
     pub async fn held_by(&self, plugin: &str, node: &str) -> Result<usize, EtcdError> {
         Ok(self.inner.volumes().await?.held.of(plugin, node, 0).count)

@@ -186,6 +186,7 @@ impl Cluster {
                 None => {
                     // What is left of an earlier volume of the name.
                     rules::refuse_used(&record).map_err(|error| holders_of(&record, error))?;
+                    self.refuse_more_volumes(caller).await?;
                     let mut new = Registration::clone(new);
                     if !new.spec.clone.is_empty() {
                         guards.push(self.enter_clone(caller, name, plugin, &mut new).await?);

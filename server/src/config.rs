@@ -36,6 +36,8 @@ struct File {
     crl: Option<PathBuf>,
     #[serde(default = "max_claims")]
     max_claims: usize,
+    #[serde(default = "max_volumes")]
+    max_volumes: usize,
     #[serde(default = "max_sessions")]
     max_sessions: usize,
     #[serde(default = "controller_seconds")]
@@ -67,6 +69,10 @@ fn max_claims() -> usize {
     1000
 }
 
+fn max_volumes() -> usize {
+    100_000
+}
+
 fn max_sessions() -> usize {
     5000
 }
@@ -92,6 +98,8 @@ pub struct Config {
     pub crl: Option<PathBuf>,
     /// The limit of claims of one node.
     pub max_claims: usize,
+    /// The limit of volumes that one identity has registered or created.
+    pub max_volumes: usize,
     pub max_sessions: usize,
     /// How long a plugin has for the answer to a controller call.
     pub controller_time: Duration,
@@ -126,6 +134,7 @@ impl Config {
             metrics,
             crl,
             max_claims,
+            max_volumes,
             max_sessions,
             controller_seconds,
             etcd,
@@ -138,6 +147,7 @@ impl Config {
         ensure!(port.is_some() && address.len() <= 260, "address is not HOST:PORT: {address:?}");
         ensure!(!etcd.endpoints.is_empty(), "etcd.endpoints is empty");
         ensure!(max_claims > 0, "max-claims is 0");
+        ensure!(max_volumes > 0, "max-volumes is 0");
         ensure!(max_sessions > 0, "max-sessions is 0");
         let (least, most) = CONTROLLER_SECONDS;
         ensure!(
@@ -163,6 +173,7 @@ impl Config {
             metrics,
             crl,
             max_claims,
+            max_volumes,
             max_sessions,
             controller_time,
             endpoints,
@@ -188,6 +199,7 @@ impl Config {
             ("address", self.address != new.address),
             ("metrics", self.metrics != new.metrics),
             ("max-claims", self.max_claims != new.max_claims),
+            ("max-volumes", self.max_volumes != new.max_volumes),
             ("max-sessions", self.max_sessions != new.max_sessions),
             ("controller-seconds", self.controller_time != new.controller_time),
             ("etcd.endpoints", self.endpoints != new.endpoints),
@@ -282,6 +294,7 @@ mod tests {
     fn least_file_has_defaults_and_no_grant() {
         let config = Config::parse(LEAST).unwrap();
         assert_eq!((config.max_claims, config.max_sessions, config.prefix.as_str()), (1000, 5000, "/csid/"));
+        assert_eq!(config.max_volumes, 100_000);
         assert_eq!(config.controller_time, Duration::from_secs(60));
         assert_eq!(config.metrics, None);
         let root = csi_proto::identity::Identity::of(["csid://prod/operator/root"]).unwrap();

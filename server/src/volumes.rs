@@ -56,6 +56,9 @@ impl Cluster {
                 // They are of an earlier volume of the name.
                 rules::refuse_used(&record).map_err(|error| holders_of(&record, error))?;
             }
+            if record.registration.is_none() {
+                self.refuse_more_volumes(caller).await?;
+            }
             let mut after = record.clone();
             if rules::put_registration(&mut after, &volume, &new)?.is_none() {
                 return Ok(view::row(&record, caller));
@@ -70,6 +73,21 @@ impl Cluster {
             }
         }
         Err(busy(&name))
+    }
+
+    /// Refuses a further volume of an identity that has registered or created as many as it may have.
+    pub(crate) async fn refuse_more_volumes(&self, caller: &Identity) -> Result<()> {
+        let most = self.config.max_volumes;
+        let count = self.registry.registered_by(&caller.to_string()).await?;
+        match count >= most {
+            true => {
+                let text = format!(
+                    "no further volume: {caller} has registered or created {count}, and max-volumes is {most}"
+                );
+                Err(Error::new(Kind::RateLimited, text).into())
+            }
+            false => Ok(()),
+        }
     }
 
     /// Refuses a registration of a volume that is another's, or that has another name.

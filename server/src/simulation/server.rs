@@ -91,6 +91,7 @@ fn config(name: &str) -> Config {
         metrics: None,
         crl: None,
         max_claims: 1000,
+        max_volumes: 100_000,
         max_sessions: 100,
         controller_time: CONTROLLER,
         endpoints: Vec::new(),

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use csi_proto::cluster::v1::change_ask::What;
 use csi_proto::cluster::v1::node_change::Change;
 use csi_proto::cluster::v1::{
-    AuditAsk, BlockAsk, FromNode, Hello, PluginReport, Plugins, VolumeAsk, from_node,
+    AuditAsk, BlockAsk, ChangeAsk, Deregister, FromNode, Hello, PluginReport, Plugins, VolumeAsk, from_node,
 };
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -12,9 +13,10 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status};
 
 use crate::attach::row;
+use crate::creations::create;
 use crate::fence::set;
 use crate::recovery::{leave_out, restored, resume};
-use crate::site::{First, Node, Refusal, Site, eventually, open};
+use crate::site::{First, Node, Refusal, Site, eventually, open, register};
 
 /// Returns whether a call was refused by a limit of the caller. Such a refusal says so in all its parts.
 fn is_over_the_limit(refused: &Status) -> bool {
@@ -230,4 +232,36 @@ async fn node_with_a_full_row_is_fenced_and_blocked() {
     leave_out(&site, 0, "n1").await.expect("a recovery goes on without the node");
     resume(&site).await.unwrap();
     set(&site, 0, "n1", Change::Block(BlockAsk { reason: "y".repeat(256) })).await.unwrap();
+}
+
+#[tokio::test]
+async fn owner_registers_no_more_than_its_limit() {
+    let site = Site::start_with(1, "max-volumes = 2").await;
+    let of = |volume: &str| register(volume, "single-node-writer");
+    let ask = |what| ChangeAsk { what: Some(what) };
+    let mut all = site.operator(0, "all");
+    for volume in ["a", "b"] {
+        all.change(of(volume)).await.unwrap();
+    }
+    for further in [of("c"), ask(What::Create(create("c")))] {
+        let refused = all.change(further).await.unwrap_err();
+        assert!(is_over_the_limit(&refused), "{refused:?}");
+        let due = "no further volume: operator/all has registered or created 2, and max-volumes is 2";
+        assert_eq!(Refusal::of(&refused).message, due);
+    }
+    assert_eq!(row(&site, "vol/default/c").await, "");
+    // A registration that is there is changed and repeated, and others have places of their own.
+    all.change(of("a")).await.unwrap();
+    all.change(register("b", "multi-node-multi-writer")).await.unwrap();
+    let mut of_other = of("c");
+    if let Some(What::Register(register)) = &mut of_other.what {
+        register.namespace = "a".into();
+    }
+    site.operator(0, "registers").change(of_other).await.unwrap();
+    // The end of a registration frees its place.
+    all.change(ask(What::Deregister(Deregister { namespace: String::new(), volume: "a".into() })))
+        .await
+        .unwrap();
+    all.change(of("d")).await.unwrap();
+    assert!(is_over_the_limit(&all.change(of("e")).await.unwrap_err()));
 }
