@@ -3,7 +3,7 @@
 //! ```text
 //!            conflict            nothing is in its way
 //!   Claim ─────────────▶ entry ───────────────────────▶ claim: taken, or pending until its controller has answered
-//!                          │ Withdraw, its time is over, its caller has asked no server for 60 s, its node is not ready
+//!                          │ Withdraw, its time is over, its caller has asked no server for 60 s or is blocked, its node is not ready
 //!                          └──────────────────────────▶ gone
 //! ```
 //!
@@ -302,6 +302,10 @@ impl Cluster {
             None if rules::refuse_expanding(record).is_err() => return Ok(None),
             Some(_) | None => {}
         }
+        let mut of_caller = Vec::new();
+        if self.is_callers_node_out(claim, &mut of_caller).await? {
+            return Ok(None);
+        }
         let around = self.around_row(record, Some(row.clone())).await?;
         let mut claims = around.claims(record, node);
         claims.ahead = ahead.iter().filter(|other| !is_same_consumer(other, claim)).cloned().collect();
@@ -321,7 +325,8 @@ impl Cluster {
             }
             _ => return Ok(None),
         }
-        for guard in [node_guard(node, &row), plugin_guard(plugin, around.plugin.as_ref())] {
+        of_caller.extend([node_guard(node, &row), plugin_guard(plugin, around.plugin.as_ref())]);
+        for guard in of_caller {
             if !guards.contains(&guard) {
                 guards.push(guard);
             }
@@ -369,7 +374,27 @@ impl Cluster {
     async fn is_unwanted(&self, claim: &Claim, guards: &mut Vec<Guard>) -> Result<bool> {
         let here = self.presence.here()?;
         let is_over = claim.keeper == here.id && self.asks.is_over(&claim.call);
-        Ok(is_over || self.is_unready(&claim.node, guards).await? || self.is_forsaken(claim, guards).await?)
+        if is_over || self.is_unready(&claim.node, guards).await? {
+            return Ok(true);
+        }
+        let mut of_caller = Vec::new();
+        if self.is_callers_node_out(claim, &mut of_caller).await? {
+            guards.extend(of_caller);
+            return Ok(true);
+        }
+        self.is_forsaken(claim, guards).await
+    }
+
+    /// Returns whether a claim was asked for by another node than its own, and that node is blocked, fenced or forgotten. Adds the guard of its row.
+    async fn is_callers_node_out(&self, claim: &Claim, guards: &mut Vec<Guard>) -> Result<bool> {
+        let caller = claim.call.strip_prefix("node/").and_then(|rest| rest.split_once('/'));
+        let Some((caller, _)) = caller.filter(|(name, _)| *name != claim.node) else { return Ok(false) };
+        let row = self.node(caller).await?;
+        guards.push(match &row {
+            Some(row) => node_guard(caller, row),
+            None => Guard { key: RowKey::Node(caller.to_owned()), is: Expected::Absent },
+        });
+        Ok(row.is_none_or(|row| matches!(row.value.state, NodeState::Blocked | NodeState::Fenced)))
     }
 
     /// Returns whether nothing is granted to a node any more.

@@ -5,13 +5,16 @@ use std::time::{Duration, Instant};
 
 use csi_proto::cluster::v1::call_ended::How;
 use csi_proto::cluster::v1::change_ask::What;
+use csi_proto::cluster::v1::node_change::Change;
 use csi_proto::cluster::v1::{
-    Answer, CallName, Capability, ChangeAsk, ClaimAsk, DeleteAsk, Deregister, Failure, Granted, Owed, Use,
+    Answer, BlockAsk, CallName, Capability, ChangeAsk, ClaimAsk, DeleteAsk, Deregister, Failure, Granted,
+    Owed, Use,
 };
 use prost::Message;
 use tonic::{Code, Status};
 
 use crate::attach::{Controller, attached, is_publish, node_id, user};
+use crate::fence::set;
 use crate::recovery::{held as held_claim, hold, page, restored, resumed};
 use crate::site::{First, Node, Raw, Refusal, SOON, Site, eventually, register};
 
@@ -133,6 +136,26 @@ async fn claims_are_granted_in_the_order_of_the_queue() {
     order.sort();
     assert_eq!(order.into_iter().map(|(_, call)| call).collect::<Vec<_>>(), calls);
     assert!(queue(&mut held.raw).await.is_empty() && holders(&mut held.raw).await.is_empty());
+}
+
+/// n-trusted may claim for n2. An operator blocks it while its claim waits.
+#[tokio::test]
+async fn claim_of_a_blocked_caller_is_not_granted() {
+    let mut held = held().await;
+    let trusted = held.site.node("n-trusted");
+    let _session = trusted.join(0).await;
+    let ask = ClaimAsk { node: "n2".into(), ..waits_briefly(&trusted, "data", "next") };
+    let status = trusted.client(0).claim(ask).await.unwrap_err();
+    assert!(is_queued(&status), "{status:?}");
+    enter(&held.n2, 1, "last").await;
+    // Each end of a claim grants from the front, in its transaction. The other server looks at the queue only later.
+    let block = Change::Block(BlockAsk { reason: "stolen".into() });
+    set(&held.site, 1, "n-trusted", block).await.unwrap();
+    held.n1.detached(0, "data", &held.claim).await.unwrap();
+    let claim = granted(&held.n2, 1, "last").await.claim;
+    assert!(queue(&mut held.raw).await.is_empty());
+    assert_eq!(holders(&mut held.raw).await, ["n2/last"]);
+    end(&held.n2, 1, "last", &claim).await;
 }
 
 #[tokio::test]
