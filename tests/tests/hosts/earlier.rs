@@ -1,7 +1,9 @@
-//! Servers, links and csid of an earlier release with those of this one, while the servers are upgraded one after the other. `tests/soak-cluster`
-//! builds the earlier release (`tests/earlier`).
+//! Servers, links and csid of an earlier release with those of this one, while servers and hosts are upgraded one after the other. Each step is taken
+//! back once. `tests/soak-cluster` builds the earlier release (`tests/earlier`).
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -61,12 +63,49 @@ enum Order {
     Claim(String),
     Mount(String),
     Unmount(String),
+    /// It mounts the volume, and keeps a file there open.
+    Use(String),
+    /// It claims the volume, and keeps the claim.
+    Hold(String),
     /// The volume has another holder.
     IsRefused(String, String),
-    /// The volume is mounted, and the plugin was called for that once.
+    /// The mount in use takes what is written, and the plugin was called for it once.
     HasKept(String),
-    /// csid and its helper end, and this release's start.
-    Upgrade,
+    /// csid has the claim that the host keeps.
+    Holds(String),
+    /// It closes its file and unmounts the volume.
+    Leave(String),
+    Release(String),
+    /// csid and its helper end, and a release's start.
+    Replace(Release),
+}
+
+/// Returns the volumes that a host keeps over each step: one is in use, and one is claimed.
+fn kept(plugin: &str, host: &str) -> [String; 2] {
+    [format!("{plugin}-{host}"), format!("{plugin}-{host}-claimed")]
+}
+
+/// An open file in a mounted volume.
+struct InUse {
+    file: File,
+    path: PathBuf,
+    text: String,
+}
+
+impl InUse {
+    fn of(mounted: &Path) -> InUse {
+        let path = mounted.join("in-use");
+        let file = File::create_new(&path).expect("a new file");
+        InUse { file, path, text: String::new() }
+    }
+
+    /// Writes to the file that was opened first. Its path shows the same, for the mount is the same.
+    fn goes_on(&mut self) {
+        let line = format!("{}\n", self.text.lines().count());
+        self.file.write_all(line.as_bytes()).expect("the volume takes it");
+        self.text.push_str(&line);
+        assert_eq!(std::fs::read_to_string(&self.path).expect("the mount is there"), self.text);
+    }
 }
 
 struct Host {
@@ -92,15 +131,14 @@ fn of_earlier(directory: &Path, program: &str) -> PathBuf {
     path
 }
 
-/// Runs a host until no orders come any more.
+/// Runs a host until no orders come any more. `places`: its link, the storage, the logs, and the earlier release's programs.
 async fn host(
     w: &mut World,
     name: &str,
-    link: &Path,
-    places: [PathBuf; 2],
+    places: [PathBuf; 4],
     mut orders: UnboundedReceiver<(Order, oneshot::Sender<()>)>,
 ) {
-    let [storage, logs] = places;
+    let [link, storage, logs, earlier] = places;
     w.logs = Some(logs.clone());
     let [plain, attaching] = PLUGINS;
     w.add_plugin_and(plain, &[], "").await;
@@ -116,12 +154,13 @@ async fn host(
     plugin.kill();
     plugin.shares(storage);
     plugin.start().await;
-    w.configure(&format!("{}controllers = [{attaching:?}]\n", of_node(name, link)));
+    w.configure(&format!("{}controllers = [{attaching:?}]\n", of_node(name, &link)));
     let mut client = w.start().await;
     for plugin in PLUGINS {
         healthy(&client, plugin).await;
     }
     joined(w).await;
+    let mut in_use = BTreeMap::new();
     while let Some((order, done)) = orders.recv().await {
         match order {
             Order::Claim(volume) => {
@@ -137,7 +176,23 @@ async fn host(
                 let (kind, error) = refusal(mount_registered(&client, &volume, "web").await);
                 assert_eq!((kind, &error.details.holders), (Kind::ClaimConflict, &vec![holder]), "{error:?}");
             }
+            Order::Use(volume) => {
+                let mounted = mount_registered(&client, &volume, "web").await.expect("a mount");
+                in_use.insert(volume, InUse::of(Path::new(&mounted.source)));
+            }
+            Order::Hold(volume) => drop(claim(&client, &volume, "web").await.expect("a claim")),
+            Order::Leave(volume) => {
+                in_use.remove(&volume).expect("the host uses the volume").goes_on();
+                unmount(&client, &volume, "web").await.expect("an unmount");
+            }
+            Order::Release(volume) => release(&client, &volume, "web").await.expect("a release"),
+            Order::Holds(volume) => {
+                let claims = claims(&client).await;
+                let claim = claims.iter().find(|claim| claim.volume == volume).expect("the claim");
+                assert_eq!((claim.consumer.as_str(), claim.state.as_str()), ("web", "taken"), "{claim:?}");
+            }
             Order::HasKept(volume) => {
+                in_use.get_mut(&volume).expect("the host uses the volume").goes_on();
                 eventually("the mount is there", async || state(&client, &volume, "web").await == "mounted")
                     .await;
                 let plugin = PLUGINS.into_iter().find(|plugin| volume.starts_with(plugin)).expect("a plugin");
@@ -147,9 +202,9 @@ async fn host(
                 let calls = calls.iter().filter(|made| is_call(&made.call.rpc, &made.call.volume));
                 assert_eq!(calls.count(), 1, "{volume} was mounted again");
             }
-            Order::Upgrade => {
+            Order::Replace(release) => {
                 w.stop().await;
-                w.csid_program = None;
+                w.csid_program = (release == Release::Earlier).then(|| of_earlier(&earlier, "csid"));
                 // csid and its helper are of one release: the packages end both.
                 w.replace_helper();
                 client = w.start().await;
@@ -175,30 +230,51 @@ struct Mixed {
 }
 
 impl Mixed {
-    /// Starts the hosts. Each of them mounts a volume of each plugin, and keeps it.
+    /// Starts the hosts. Each of them uses a volume of each plugin, and claims another one.
     async fn start_hosts(&mut self, w: &World, earlier: &Path, storage: &Path) {
-        let this = Programs::default();
         for (name, csid, link) in HOSTS {
             let logs = w.path(&format!("logs-{name}"));
             std::fs::create_dir(&logs).expect("a directory");
-            self.site.programs.link =
-                if link == Release::This { this.link.clone() } else { self.earlier.link.clone() };
-            let link = self.site.node(name);
+            let link = self.link(name, link);
             let (orders, taken) = unbounded_channel();
-            let (run, places) = (link.run().to_owned(), [storage.to_owned(), logs]);
+            let places = [link.run().to_owned(), storage.to_owned(), logs, earlier.to_owned()];
             let program = (csid == Release::Earlier).then(|| of_earlier(earlier, "csid"));
             let runs = move || {
                 world_within(LIMIT, async move |w| {
                     w.csid_program = program;
-                    Box::pin(host(w, name, &run, places, taken)).await;
+                    Box::pin(host(w, name, places, taken)).await;
                 });
             };
             self.hosts.push(Host { name, link, orders, thread: std::thread::spawn(runs) });
         }
         for host in &self.hosts {
             for plugin in PLUGINS {
-                host.does(Order::Mount(format!("{plugin}-{}", host.name))).await;
+                let [used, claimed] = kept(plugin, host.name);
+                host.does(Order::Use(used)).await;
+                host.does(Order::Hold(claimed)).await;
             }
+        }
+    }
+
+    /// Starts a host's link of a release.
+    fn link(&mut self, host: &str, release: Release) -> Node {
+        self.site.programs.link = match release {
+            Release::Earlier => self.earlier.link.clone(),
+            Release::This => Programs::default().link,
+        };
+        self.site.node(host)
+    }
+
+    /// Replaces what was of the earlier release on a host by programs of a release, as the packages do.
+    async fn replace_host(&mut self, n: usize, release: Release) {
+        let (name, csid, link) = HOSTS[n];
+        println!("{name} is of {release:?} from now on");
+        if link == Release::Earlier {
+            self.hosts[n].link.link.kill();
+            self.hosts[n].link = self.link(name, release);
+        }
+        if csid == Release::Earlier {
+            self.hosts[n].does(Order::Replace(release)).await;
         }
     }
 
@@ -231,9 +307,12 @@ impl Mixed {
                 servers_have(&self.site, &volume, &[]).await;
             }
             for host in &self.hosts {
-                let kept = format!("{plugin}-{}", host.name);
-                servers_have(&self.site, &kept, &[&format!("{}/web", host.name)]).await;
-                host.does(Order::HasKept(kept)).await;
+                let [used, claimed] = kept(plugin, host.name);
+                for volume in [&used, &claimed] {
+                    servers_have(&self.site, volume, &[&format!("{}/web", host.name)]).await;
+                }
+                host.does(Order::HasKept(used)).await;
+                host.does(Order::Holds(claimed)).await;
             }
         }
     }
@@ -266,8 +345,8 @@ fn earlier_release_works_in_a_rolling_upgrade() {
         let stored = Backend::new(&storage);
         std::fs::create_dir_all(stored.data_directory()).expect("the storage");
         for plugin in PLUGINS {
-            for of in HOSTS.map(|(name, ..)| name).into_iter().chain(["used"]) {
-                let volume = format!("{plugin}-{of}");
+            let held = HOSTS.into_iter().flat_map(|(name, ..)| kept(plugin, name));
+            for volume in held.chain([format!("{plugin}-used")]) {
                 let mut ask = register(&volume, "single-node-writer");
                 if let Some(What::Register(register)) = &mut ask.what {
                     register.plugin = plugin.into();
@@ -280,18 +359,32 @@ fn earlier_release_works_in_a_rolling_upgrade() {
         mixed.start_hosts(w, &earlier, &storage).await;
 
         mixed.works("all servers are of the earlier release").await;
-        mixed.replace_server(0, Release::This).await;
-        mixed.works("one server is of this release").await;
         // Until the schema is raised, each step can be taken back.
-        mixed.replace_server(0, Release::Earlier).await;
-        mixed.works("all servers are of the earlier release again").await;
-        mixed.replace_server(0, Release::This).await;
-        mixed.replace_server(1, Release::This).await;
-        mixed.works("one server is of the earlier release").await;
-        let (is_raised, said) = mixed.csictl("server upgrade --confirm prod").await;
-        assert!(!is_raised && said.contains("the server s2 (") && said.contains("and not 2"), "{said}");
-        mixed.replace_server(2, Release::This).await;
+        for n in 0..3 {
+            mixed.replace_server(n, Release::This).await;
+            mixed.works(&format!("s{n} is of this release")).await;
+            if n == 1 {
+                let (is_raised, said) = mixed.csictl("server upgrade --confirm prod").await;
+                assert!(
+                    !is_raised && said.contains("the server s2 (") && said.contains("and not 2"),
+                    "{said}"
+                );
+            }
+            mixed.replace_server(n, Release::Earlier).await;
+            mixed.works(&format!("s{n} is of the earlier release again")).await;
+            mixed.replace_server(n, Release::This).await;
+        }
         mixed.works("all servers are of this release, and the values are of the earlier one").await;
+        for (n, (name, ..)) in HOSTS.into_iter().enumerate().skip(1) {
+            mixed.replace_host(n, Release::This).await;
+            mixed.works(&format!("{name} is of this release")).await;
+            mixed.replace_host(n, Release::Earlier).await;
+            mixed.works(&format!("{name} is of the earlier release again")).await;
+        }
+        // The last server again: all hosts were of this release meanwhile.
+        mixed.replace_server(2, Release::Earlier).await;
+        mixed.works("s2 is of the earlier release once more").await;
+        mixed.replace_server(2, Release::This).await;
         let (is_raised, said) = mixed.csictl("server upgrade --confirm prod").await;
         assert!(is_raised, "{said}");
         mixed.works("the values have version 2").await;
@@ -306,25 +399,22 @@ fn earlier_release_works_in_a_rolling_upgrade() {
         mixed.site.servers[2] = mixed.site.start_server(2);
         mixed.works("a server of the earlier release was refused").await;
 
-        for (n, (name, csid, link)) in HOSTS.into_iter().enumerate() {
-            if link == Release::Earlier {
-                mixed.hosts[n].link.link.kill();
-                mixed.hosts[n].link = mixed.site.node(name);
-            }
-            if csid == Release::Earlier {
-                mixed.hosts[n].does(Order::Upgrade).await;
-            }
+        for n in 1..HOSTS.len() {
+            mixed.replace_host(n, Release::This).await;
         }
         mixed.works("all hosts are of this release").await;
         let mut logs = Vec::new();
-        for Host { name, link: _link, orders, thread } in mixed.hosts.drain(..) {
+        for host in mixed.hosts.drain(..) {
             for plugin in PLUGINS {
-                let (done, ended) = oneshot::channel();
-                orders.send((Order::Unmount(format!("{plugin}-{name}")), done)).expect("the host runs");
-                ended.await.expect("the host goes on");
-                servers_have(&mixed.site, &format!("{plugin}-{name}"), &[]).await;
-                logs.push((plugin, w.path(&format!("logs-{name}")).join(format!("{plugin}.jsonl"))));
+                let [used, claimed] = kept(plugin, host.name);
+                host.does(Order::Leave(used.clone())).await;
+                host.does(Order::Release(claimed.clone())).await;
+                for volume in [used, claimed] {
+                    servers_have(&mixed.site, &volume, &[]).await;
+                }
+                logs.push((plugin, w.path(&format!("logs-{}", host.name)).join(format!("{plugin}.jsonl"))));
             }
+            let Host { link: _link, orders, thread, .. } = host;
             drop(orders);
             eventually("the host has ended", async || thread.is_finished()).await;
             thread.join().expect("nothing is left on the host");
