@@ -54,6 +54,17 @@ refused() {
     echo "$said"
     [[ $said == *"$3"* ]] || die "the refusal does not say '$3'"
 }
+# until_refused MACHINE COMMAND TEXT MEANWHILE: waits until a command is refused for this reason. Until then it may be refused for the other one.
+until_refused() {
+    local said end=$((SECONDS + 60))
+    show "$1" "$2"
+    while said=$(shell "$1" "$2" 2>&1) && die "it was not refused: $said"; [[ $said != *"$3"* ]]; do
+        [[ $said == *"$4"* ]] || die "the refusal does not say '$3': $said"
+        ((SECONDS < end)) || die "after 60 s the refusal does not say '$3': $said"
+        sleep 0.2
+    done
+    echo "$said"
+}
 
 # block HEADING LANGUAGE [NUMBER]: prints a block of the documents, without its fences. A heading is in one of them.
 block() {

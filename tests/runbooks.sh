@@ -17,7 +17,8 @@ keeps_file() {
     [[ $(shell "$1" 'cat /srv/data/hello') == 'written on db-1' ]] || die "$1: the file is not what it was"
     echo "$1 has the volume mounted, and its file is as it was"
 }
-# restore: restores the backup of s1 on all servers, and ends the recovery.
+readonly log_of_server='journalctl --unit csid-server --output cat --no-pager'
+# restore HOST…: restores the backup of s1 on all servers, up to the recovery, in which these hosts have joined.
 restore() {
     local server host
     each stop_all "${servers[@]}"
@@ -28,9 +29,7 @@ restore() {
     each restore_etcd "${servers[@]}"
     until_said anna 'csictl --operator cluster status --json' restored
     type_block anna 'Restore etcd' 4
-    for host in "${hosts[@]}"; do until_said "$host" 'csictl cluster status' recovering; done
-    until_typed anna 'Restore etcd' 5
-    for host in "${hosts[@]}"; do until_said "$host" 'csictl cluster status' joined; done
+    for host; do until_said "$host" 'csictl cluster status' recovering; done
 }
 stop_all() { type_block "$1" 'Restore etcd' 1; }
 restore_etcd() { type_block "$1" 'Restore etcd' 3; }
@@ -78,11 +77,26 @@ done
 type_block anna Upgrades 3
 keeps_file db-1
 
+say "A command switches machines off: a lost machine"
+# The command of this test switches nothing off. A file has its exit status.
+fence_exits() { for server in "${servers[@]}"; do echo "$1" >"$work/$server/root/etc/csid-server/fence-exit"; done; }
+fence_exits 1
+for server in "${servers[@]}"; do
+    block 'A lost machine' toml >>"$work/$server/root/etc/csid-server/csid-server.toml"
+    printf '%s\n' '#!/bin/sh' 'echo "$1 is switched off"' 'exit "$(cat /etc/csid-server/fence-exit)"' >"$work/$server/root/usr/local/lib/csid-fence"
+    type_block "$server" 'A lost machine' 2
+    until_said "$server" "$log_of_server" 'the configuration was taken'
+done
+
 say "The power of db-1 fails: a lost machine"
 ./container kill "$work/db-1" >>"$work/log" 2>&1
 until_said anna 'csictl --operator cluster status --json' node-away
 refused db-2 'csictl mount default data web --target /srv/data' db-1/web
+refused anna 'csictl node fence db-1 --reason "no power since 3:10" --confirm db-1' 'csid-fence has exited with 1'
+refused db-2 'csictl mount default data web --target /srv/data' db-1/web
+fence_exits 0
 type_block anna 'A lost machine' 1 'csictl() { command csictl "$@" --confirm db-1; }'
+until_said s1 "$log_of_server" 'db-1 is switched off'
 mount_on db-2
 keeps_file db-2
 run db-2 'csictl unmount default data web'
@@ -142,19 +156,65 @@ for server in s2 s3; do
 done
 
 say "Restore etcd"
-restore
+restore "${hosts[@]}"
+until_typed anna 'Restore etcd' 9
+for host in "${hosts[@]}"; do until_said "$host" 'csictl cluster status' joined; done
 # db-1 had unmounted the volume while nobody knew it.
 mount_on db-2
 keeps_file db-2
 run anna 'csictl server audit'
 
+say "A scheduler attaches volumes: AttachVolume, by the controller of a plugin on db-2"
+mkdir "$work/db-2/root/var/lib/csi-disk"
+cat >"$work/db-2/root/etc/csid/plugins.d/disk.toml" <<'END'
+supervision = "managed"
+argv = ["/usr/sbin/csi-local", "--state-dir", "/var/lib/csi-disk", "serve", "--attach"]
+profile = "node-block"
+END
+for server in "${servers[@]}"; do
+    printf '[[grant]]\nwho = "%s"\nnamespaces = ["default"]\nmay = ["%s"]\n' node/db-2 controller:disk operator/anna attach \
+        >>"$work/$server/root/etc/csid-server/csid-server.toml"
+    quietly "$server" 'systemctl reload csid-server'
+done
+quietly db-2 "sed -i 's/^# controllers = .*/controllers = [\"disk\"]/' /etc/csid/csid.toml; systemctl restart csid; csictl wait disk"
+until_said db-2 'csictl cluster status' joined
+for disk in disk-1 disk-2; do
+    id_of_disk=$(shell db-2 "csi-local --state-dir /var/lib/csi-disk create $disk --size 16M")
+    run anna "csictl --operator volume register default $disk --plugin disk --external-id $id_of_disk --access-mode single-node-writer"
+done
+run anna 'csictl --operator volume attach default disk-2 db-2'
+
 say "A backup, and etcd has lost its data once more: restore etcd"
 quietly s1 'rm /var/lib/etcd/backup'
 type_block s1 'A backup of etcd' 1
-restore
+run anna 'csictl --operator volume detach default disk-2 db-2'
+run anna 'csictl --operator volume attach default disk-1 db-2'
+# This host does not come back.
+./container kill "$work/db-1" >>"$work/log" 2>&1
+restore db-2
+refused anna 'csictl server resume' 'the cluster waits for db-1'
+for server in "${servers[@]}"; do type_block "$server" 'Restore etcd' 5; done
+until_typed anna 'Restore etcd' 10 'csictl() {
+    set -- "${@/db-3/db-1}"
+    command csictl "${@/db-4/db-2}" --confirm db-1
+}'
+until_said db-2 'csictl cluster status' joined
 until_said db-2 'csictl cluster status' 'generation: 3'
+until_said anna 'csictl node show db-1' fenced
 keeps_file db-2
+# Nobody knows that disk-1 is attached.
+refused db-2 'csictl mount default disk-1 web' 'has no grant for'
+type_block anna 'Restore etcd' 6
+type_block anna 'Restore etcd' 7
+for server in "${servers[@]}"; do type_block "$server" 'Restore etcd' 8; done
+until_refused db-2 'csictl mount default disk-1 web' 'AttachVolume' 'has no grant for'
+type_block anna 'After a restore' 1
+for disk in disk-1 disk-2; do run anna "csictl --operator volume deregister default $disk"; done
+connect db-1
+until_said db-1 'csictl cluster status' joined
 refused db-1 'csictl mount default data web --target /srv/data' db-2/web
+# The row of a server has its new grants with its next beat.
+until_said anna 'csictl server audit' 'No findings'
 run anna 'csictl server audit'
 
 say "The key of a server was stolen: new authorities"
@@ -176,13 +236,31 @@ until_said anna 'csictl --operator claims --json' '[]'
 run anna 'csictl --operator volume deregister default data'
 run db-1 "csi-local delete $id"
 
-say "db-2 is to be no part of the cluster: a host that leaves, and revoked certificates"
+say "db-2 is to be no part of the cluster: a host that leaves"
 type_block anna 'A host that leaves' 1
 run db-2 'csictl cluster leave'
 quietly db-2 "sed -i '/^\[cluster\]/,\$d' /etc/csid/csid.toml"
 type_block db-2 'A host that leaves' 2
 until_said db-2 'csictl cluster status' 'has no cluster'
 type_block anna 'A host that leaves' 3
+
+say "db-2 joins again, and has a volume meanwhile: a host with volumes of its own"
+own=$(shell db-2 'csi-local create own --size 64M')
+run db-2 "csictl volume register default own --plugin local --external-id $own --access-mode single-node-writer"
+quietly db-2 'mkdir --mode=700 /etc/csid/link'
+deliver db-2
+configure_host db-2
+quietly db-2 'systemctl restart csid'
+until_said db-2 'csictl cluster status' own-volumes
+refused db-2 'csictl cluster join --import' 'grant `register`'
+for server in "${servers[@]}"; do quietly "$server" 'sed -i "s|node/db-1|node/db-2|" /etc/csid-server/csid-server.toml; systemctl reload csid-server'; done
+until_typed db-2 'A host with volumes of its own' 1
+until_said db-2 'csictl cluster status' joined
+until_said anna 'csictl --operator volume show default own --json' node/db-2
+run db-2 'csictl volume deregister default own'
+run db-2 "csi-local delete $own"
+
+say "The certificate of db-2 is not to count any more: revoked certificates"
 type_block anna 'Revoked certificates' 1 'cd keys'
 (block 'Revoked certificates' sh 2 | sed 's/anna\.pem/db-2.pem/') >"$work/anna/root/root/keys/revoke.sh"
 quietly anna 'cd keys; bash -eu revoke.sh </dev/null'
@@ -191,12 +269,18 @@ for server in "${servers[@]}"; do
     sed -i '1i crl = "/etc/csid-server/crl.pem"' "$work/$server/root/etc/csid-server/csid-server.toml"
     type_block "$server" 'Revoked certificates' 3
 done
-# The revoked certificate is refused, and the node does not come back.
-quietly db-2 'mkdir --mode=700 /etc/csid/link'
-deliver db-2
-configure_host db-2
-quietly db-2 'systemctl restart csid'
+# The node's session ends, and it does not come back.
 until_said db-2 'csictl cluster status' 'certificate is not valid now'
 until_said db-1 'csictl cluster status' joined
 run anna 'csictl node list'
+
+say "db-2 is sold: a lost machine"
+readonly on_db2='csictl() {
+    set -- "${@/db-1/db-2}"
+    [[ $2 != fence ]] || set -- "$@" --confirm db-2
+    command csictl "$@"
+}'
+type_block anna 'A lost machine' 3 "$on_db2"
+type_block anna 'A lost machine' 4 "$on_db2"
+[[ $(shell anna 'csictl node list') != *db-2* ]] || die "db-2 is in the list still"
 say "Done in $SECONDS s: the runbooks do what they say"
