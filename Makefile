@@ -1,5 +1,5 @@
 # Thin: a target runs what it says. What it needs and does not find it installs, and says so: Debian packages
-# by apt-get, tools below target/tools, a driver for the tests below ~/.cache/csid-tests.
+# by apt-get, tools below target/tools, a driver and promtool for the tests below ~/.cache/csid-tests.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -19,6 +19,7 @@ CARGO_FUZZ := $(TOOLS)/cargo-fuzz-0.13.2/bin/cargo-fuzz
 # What is built once for a machine, not once for a target directory.
 KEPT := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/csid-tests
 CFGD_CSI := $(KEPT)/cfgd-csi-0.4.0/bin/cfgd-csi
+PROMTOOL := $(KEPT)/prometheus/promtool
 DEBIAN_PACKAGES := bindfs build-essential busybox-static crun dbus e2fsprogs etcd-client etcd-server iproute2 iptables libprotobuf-dev openssl pkgconf podman polkitd procps \
 	protobuf-compiler rpm systemd-container util-linux valgrind xfsprogs
 # What tests install in a booted machine, from files that are downloaded here. On this machine they would start services.
@@ -40,9 +41,9 @@ demo-cluster: debian-packages deb ## three servers and two hosts by docs/cluster
 
 test: run-tests count ## all tests, with counts: Rust, Go, csi-sanity, the system in a booted container (root)
 
-run-tests: debian-packages machine-packages go $(CARGO_FUZZ) cfgd-csi deb rpm
+run-tests: debian-packages machine-packages go $(CARGO_FUZZ) $(PROMTOOL) cfgd-csi deb rpm
 	rm -rf target/tools/build # the tools are installed
-	PATH=$(dir $(CARGO_FUZZ)):$$PATH tests/run
+	PATH=$(dir $(CARGO_FUZZ)):$(dir $(PROMTOOL)):$$PATH tests/run
 
 soak: debian-packages deb ## csid killed 10,000 times, and more that takes long (root)
 	tests/soak
@@ -189,6 +190,20 @@ cfgd-csi: $(CFGD_CSI) ## a driver of somebody else's, for the tests: built once,
 $(CFGD_CSI): | debian-packages
 	@echo "installing cfgd-csi-0.4.0 below $(KEPT): some minutes, once for this machine"
 	CARGO_PROFILE_DEV_DEBUG=0 cargo install --quiet --locked --debug --root "$(KEPT)/cfgd-csi-0.4.0" cfgd-csi@0.4.0
+
+# Of Debian's package prometheus, which is not installed: it would start a service.
+$(PROMTOOL): | debian-packages
+	@echo "downloading promtool below $(KEPT), once for this machine"
+	directory=$$(mktemp -d)
+	trap 'rm -rf "$$directory"' EXIT
+	cd "$$directory"
+	download() { apt-get download -qq -o APT::Sandbox::User=root prometheus; }
+	if ! download 2>/dev/null; then
+		apt-get update -qq
+		download
+	fi
+	dpkg-deb --fsys-tarfile prometheus_*.deb | tar --extract ./usr/bin/promtool
+	install -D usr/bin/promtool $@
 
 debian-packages:
 	@missing=$$(for p in $(DEBIAN_PACKAGES); do
