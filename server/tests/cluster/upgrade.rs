@@ -1,5 +1,6 @@
 //! The version of the values in etcd: who raises it, and what a server does that does not know it. And the end of a server in an upgrade.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use csi_proto::cluster::v1::{UpgradeAsk, VolumeAsk};
@@ -8,7 +9,7 @@ use serde_json::json;
 
 use crate::attach::{Controller, claiming, row, user};
 use crate::operators::{csictl, operator, operator_file};
-use crate::site::{First, Raw, Refusal, Site, eventually, next_server_program};
+use crate::site::{First, Raw, Refusal, Site, eventually, next_server_program, server_program};
 
 /// Returns the version of the values.
 async fn schema(site: &Site) -> u64 {
@@ -18,9 +19,48 @@ async fn schema(site: &Site) -> u64 {
 
 /// Replaces a server by one of the next release.
 async fn upgrade_server(site: &mut Site, n: usize) {
+    replace_server(site, n, &next_server_program()).await;
+}
+
+async fn replace_server(site: &mut Site, n: usize, program: &Path) {
     site.servers[n].signal(Signal::TERM);
     assert!(site.servers[n].ended().await, "{}", site.servers[n].text());
-    site.servers[n] = site.start_server_of(&next_server_program(), n);
+    site.servers[n] = site.start_server_of(program, n);
+}
+
+/// `make soak-cluster` does the same with an earlier release, with hosts that use their volumes.
+#[tokio::test]
+async fn each_server_is_taken_back_before_the_upgrade() {
+    let mut site = Site::start(3).await;
+    for volume in ["data", "held"] {
+        site.register(volume, "single-node-writer").await;
+    }
+    let node = site.node("n1");
+    let session = node.join(0).await;
+    let held = node.claim(0, "held").await.unwrap();
+    drop(session);
+    let kept = row(&site, "vol/default/held/claim/n1/web").await;
+    assert!(kept.contains(&held), "{kept}");
+    let file = operator(&site, "all");
+    for n in 0..3 {
+        for (program, most) in [(next_server_program(), 3), (server_program(), 2), (next_server_program(), 3)]
+        {
+            replace_server(&mut site, n, &program).await;
+            let _session = node.join(n).await;
+            let claim = node.claim(n, "data").await.unwrap();
+            assert_eq!(row(&site, "vol/default/held/claim/n1/web").await, kept);
+            node.detached(n, "data", &claim).await.unwrap();
+            let list = csictl(&file, "server list --json").await.json();
+            let servers = list["servers"].as_array().unwrap();
+            let this = servers.iter().find(|server| server["name"] == format!("s{n}")).unwrap();
+            assert_eq!((&this["schema-max"], schema(&site).await), (&json!(most), 2), "{list}");
+        }
+    }
+    // All know the next version, which is not raised. The last one is taken back once more.
+    replace_server(&mut site, 2, &server_program()).await;
+    let _session = node.join(2).await;
+    node.detached(2, "held", &held).await.unwrap();
+    assert_eq!(row(&site, "vol/default/held/claim/n1/web").await, "");
 }
 
 #[tokio::test]
