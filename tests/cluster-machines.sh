@@ -30,6 +30,10 @@ finish() {
 }
 trap finish EXIT
 trap 'exit 130' INT TERM
+# A command that ends the script has not always said so. The last line is the script's own.
+failed() { echo "$0: exit status $1 in ${FUNCNAME[*]:1}, at the lines $2 ${BASH_LINENO[*]:1}" >&2; }
+set -o errtrace
+trap 'failed $? $LINENO' ERR
 mkdir "$work/shared"
 : >"$work/log"
 
