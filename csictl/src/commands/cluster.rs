@@ -14,6 +14,8 @@ use crate::{
 
 /// The feature of a csid that has the interface.
 const FEATURE: &str = "cluster";
+/// The state of a claim whose end the servers have yet to learn.
+const OWED: &str = "controller-detached";
 /// The most volumes that a refusal names.
 const SHOWN: usize = 8;
 
@@ -46,22 +48,24 @@ async fn leave(client: &Client, json: bool) -> anyhow::Result<()> {
     anyhow::ensure!(row.is_clustered(), "this host has no cluster");
     let claims = client.list_claims(ClaimFilter::default()).await?;
     let mounts = client.list_mounts(MountFilter::default()).await?;
-    let claims = claims.iter().map(|of| (&of.namespace, &of.volume, &of.consumer));
+    // `Owed` of the row is up to a second old. A claim that is owed is in the list.
+    let (owed, claims): (Vec<_>, Vec<_>) = claims.iter().partition(|of| of.state == OWED);
+    let claims = claims.into_iter().map(|of| (&of.namespace, &of.volume, &of.consumer));
     let mounts = mounts.iter().map(|of| (&of.namespace, &of.volume, &of.consumer));
     let held: BTreeSet<String> =
         claims.chain(mounts).map(|(ns, volume, consumer)| format!("{ns}/{volume} of {consumer}")).collect();
-    if !held.is_empty() || row.owed > 0 {
+    if !held.is_empty() || !owed.is_empty() {
         let shown: Vec<&str> = held.iter().take(SHOWN).map(String::as_str).collect();
-        let more = match held.len().saturating_sub(SHOWN) {
-            0 => String::new(),
-            more => format!(" and {more} more"),
+        let list = match held.len().saturating_sub(SHOWN) {
+            _ if held.is_empty() => String::new(),
+            0 => format!(" ({})", shown.join(", ")),
+            more => format!(" ({} and {more} more)", shown.join(", ")),
         };
         anyhow::bail!(
-            "this host cannot leave the cluster {}: it holds {} volumes ({}{more}), and owes the servers the end of {} claims",
+            "this host cannot leave the cluster {}: it holds {} volumes{list}, and owes the servers the end of {} claims",
             row.name,
             held.len(),
-            shown.join(", "),
-            row.owed
+            owed.len()
         );
     }
     match json {

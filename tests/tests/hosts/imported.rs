@@ -1,5 +1,7 @@
 //! A host takes its own volumes along into a cluster, and leaves it when it holds nothing of it.
 
+use std::time::Duration;
+
 use csid_client::{AccessMode, JoinOptions, Kind};
 use csid_tests::ask::*;
 use csid_tests::fault::Fault;
@@ -86,6 +88,26 @@ fn import_moves_what_the_host_has_registered() {
         site.servers.iter().for_each(|server| server.signal(Signal::CONT));
         eventually("nothing is owed", async || csictl_of(w, &["cluster", "leave"]).await.status.success())
             .await;
+        w.nothing_left(&client).await;
+    });
+}
+
+/// csid counts at most once a second what it owes.
+#[test]
+fn host_leaves_directly_after_its_last_unmount() {
+    world(async |w| {
+        let site = one_server(&["data"]).await;
+        let (client, _link) = n1(w, &site).await;
+        for _ in 0..4 {
+            mount_registered(&client, "data", "web").await.unwrap();
+            // The next look comes with the unmount.
+            tokio::time::sleep(Duration::from_millis(1300)).await;
+            unmount(&client, "data", "web").await.unwrap();
+            // On a busy machine an unmount is answered before the server is.
+            eventually("no claim is left", async || claims(&client).await.is_empty()).await;
+            let said = csictl_of(w, &["cluster", "leave"]).await;
+            assert!(said.status.success(), "{said:?}");
+        }
         w.nothing_left(&client).await;
     });
 }
