@@ -23,6 +23,8 @@ use crate::rows::{self, RowError, ServerRow};
 
 const LEASE: i64 = 10;
 const BEAT: Duration = Duration::from_secs(3);
+/// The shortest and the longest pause after a beat that has failed.
+const AGAIN: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(1));
 /// How long this server serves without having seen a beat of its own.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(500);
@@ -207,18 +209,20 @@ impl Presence {
         let mut last = Instant::now();
         self.enter(&here);
         seen();
-        let mut number = 0;
+        let (mut number, mut pause) = (0, BEAT);
         loop {
-            tokio::time::sleep(BEAT).await;
+            tokio::time::sleep(pause).await;
             number += 1;
             self.begin_beat();
             let beat = beat(&store, registry, &here, ServerRow { beat: number, ..row() });
+            let begun = Instant::now();
             match tokio::time::timeout_at(last + PATIENCE, beat).await {
                 Ok(Ok(())) => {
                     self.end_beat();
                     last = Instant::now();
                     self.enter(&here);
                     seen();
+                    pause = BEAT;
                 }
                 Ok(Err(BeatError::Lost)) => return BeatError::Lost,
                 late => {
@@ -229,6 +233,12 @@ impl Presence {
                         // The next try has its own time.
                         last = Instant::now();
                     }
+                    // Claims wait for this server. The servers of a cluster do not ask etcd at the same moment. An etcd that refuses at once, as one
+                    // without space, is not asked more often than one that answers.
+                    pause = match begun.elapsed() < AGAIN.1 {
+                        true => BEAT,
+                        false => AGAIN.0 + (AGAIN.1 - AGAIN.0).mul_f64(random::share()),
+                    };
                 }
             }
         }

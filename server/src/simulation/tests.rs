@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use super::breaks::{Break, Broken, EARLY_DETACH, TWO_WRITERS};
 use super::dice::Dice;
 use super::faults::Faults;
-use super::network::Network;
+use super::network::{Network, Place};
 use super::scene::{Outcome, play};
 use super::server;
 use crate::joins::OpenJoin;
@@ -220,4 +220,26 @@ async fn volume_whose_task_panics_has_a_later_one() {
     assert!(task.await.unwrap_err().is_panic());
     assert_eq!(tasks.running(), 0);
     assert!(tasks.reserve(&name).is_some(), "no later task begins");
+}
+
+/// etcd is away, and comes back a while after the server has noticed that. Its leases do not end meanwhile, as without a majority.
+#[tokio::test(start_paused = true)]
+async fn server_is_back_soon_after_its_etcd() {
+    for away in [0, 100] {
+        let double = Double::default();
+        server::init(&double).await;
+        let network = Arc::new(Network::new(Dice::new(1), Arc::default()));
+        let server = server::start(&double, &network, 0);
+        let mut here = server.service.cluster.presence.subscribe();
+        here.wait_for(Option::is_some).await.unwrap();
+        network.part(Place::Server(0), Place::Etcd);
+        here.wait_for(Option::is_none).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(away)).await;
+        network.heal(Place::Server(0), Place::Etcd);
+        let healed = tokio::time::Instant::now();
+        here.wait_for(Option::is_some).await.unwrap();
+        let took = healed.elapsed();
+        assert!(took <= Duration::from_millis(1500), "away for {away} ms more: it took {took:?}");
+        server.kill();
+    }
 }
