@@ -75,12 +75,16 @@ impl Cluster {
         if hello.protocol_min > PROTOCOL {
             return Ok(refused("too-new", format!("this server speaks protocol {PROTOCOL}")));
         }
-        for _ in 0..TRIES {
-            if let Some(joined) = self.try_join(&node.name, hello, under_way).await? {
-                return Ok(joined);
+        // The node may join another server when this one does not follow etcd.
+        self.while_here(async {
+            for _ in 0..TRIES {
+                if let Some(joined) = self.try_join(&node.name, hello, under_way).await? {
+                    return Ok(joined);
+                }
             }
-        }
-        Err(Error::new(Kind::Busy, format!("the row of node {} changes too often", node.name)).into())
+            Err(Error::new(Kind::Busy, format!("the row of node {} changes too often", node.name)).into())
+        })
+        .await
     }
 
     /// Returns `None` if a row has changed since it was read.

@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use csi_proto::cluster::v1::Hello;
+use csi_proto::identity::Role;
 use csid::store::registry::VolumeName;
 use csid_etcd::double::Double;
 use csid_etcd::{Expected, Guard, RowKey, Write};
@@ -242,4 +244,33 @@ async fn server_is_back_soon_after_its_etcd() {
         assert!(took <= Duration::from_millis(1500), "away for {away} ms more: it took {took:?}");
         server.kill();
     }
+}
+
+/// etcd is away from the moment of a Hello on. The node may join another server as soon as this one says that.
+#[tokio::test(start_paused = true)]
+async fn hello_ends_with_the_presence_of_its_server() {
+    let double = Double::default();
+    server::init(&double).await;
+    let network = Arc::new(Network::new(Dice::new(1), Arc::default()));
+    let server = server::start(&double, &network, 0);
+    let cluster = &server.service.cluster;
+    cluster.presence.subscribe().wait_for(Option::is_some).await.unwrap();
+    network.part(Place::Server(0), Place::Etcd);
+    let begun = tokio::time::Instant::now();
+    let text = |text: &str| text.to_owned();
+    let hello = Hello {
+        cluster: text(server::CLUSTER),
+        journal_id: text("j"),
+        machine_id: text("m"),
+        boot: text("b"),
+        version: text("0.1.0"),
+        protocol_min: 1,
+        protocol_max: 1,
+        ..Hello::default()
+    };
+    let node = server::identity(Role::Node, "n1");
+    let mut under_way = cluster.joins.begin("n1");
+    let Err(error) = cluster.join(&node, &hello, &mut under_way).await else { panic!("the node has joined") };
+    assert!(error.is_unavailable(), "{error}");
+    assert!(begun.elapsed() <= Duration::from_millis(10_100), "it took {:?}", begun.elapsed());
 }
