@@ -16,6 +16,7 @@ mod link;
 mod node;
 mod orders;
 mod owed;
+mod pauses;
 mod permits;
 mod questions;
 mod quiet;

@@ -14,12 +14,12 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tonic::{Status, Streaming};
 
-use crate::backoff::Backoff;
 use crate::cluster::controller::refused;
 use crate::cluster::expansions::{LastExpansions, expansion_name, is_expansion};
 use crate::cluster::failure::read;
 use crate::cluster::link;
 use crate::cluster::node::{CLAIMS, FENCED, Joined, Node, OWN_VOLUMES, SessionState};
+use crate::cluster::pauses::Pauses;
 use crate::cluster::permits::{CALLS, Permits};
 use crate::cluster::reconcile::{EVERY, FIRST, spread};
 use crate::config::OnFenced;
@@ -33,8 +33,8 @@ use crate::volume::rules::check_name;
 
 /// How long a server may take to answer a Hello.
 const WELCOME: Duration = Duration::from_secs(15);
-/// The first and the longest pause after every server was asked in vain.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
+/// The pause between the end of a session and the next server.
+const AFTER_SESSION: Duration = Duration::from_millis(200);
 /// How long a node waits after a refusal that an administrator has to end.
 const REFUSED: Duration = Duration::from_secs(10);
 /// The time between two tries of a release that a server asked for.
@@ -85,7 +85,7 @@ impl Node {
             }
             self.own.notified().await;
         }
-        let mut pause = Backoff::between(PAUSE.0, PAUSE.1);
+        let mut pauses = Pauses::new();
         let mut leaving = JoinSet::new();
         loop {
             let servers = link::servers(&self.link, &self.name);
@@ -96,14 +96,14 @@ impl Node {
             };
             let (mut refused, mut fenced) = (false, false);
             for server in servers.unwrap_or_default() {
-                let begun = Instant::now();
                 let end = match self.join(&server, &volumes, &plugins).await {
                     Ok(session) => {
                         leaving.abort_all();
                         fenced = false;
+                        let begun = Instant::now();
                         let end = self.serve(session, &volumes, &plugins).await;
-                        pause.worked_for(begun.elapsed());
-                        tokio::time::sleep(PAUSE.0).await;
+                        pauses.worked_for(begun.elapsed());
+                        tokio::time::sleep(AFTER_SESSION).await;
                         end
                     }
                     Err(end) => end,
@@ -128,7 +128,7 @@ impl Node {
             if fenced && self.on_fenced == OnFenced::Unmount && leaving.is_empty() {
                 leaving.spawn(leave(volumes.clone()));
             }
-            tokio::time::sleep(if refused { REFUSED } else { pause.next() }).await;
+            tokio::time::sleep(if refused { REFUSED } else { pauses.next(random::share()) }).await;
         }
     }
 
