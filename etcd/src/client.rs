@@ -4,8 +4,11 @@ use std::future::Future;
 use std::time::Duration;
 
 use csid::plugin::code_name;
+use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::stream::FuturesUnordered;
 use futures_util::{StreamExt, stream};
 use tokio::time::Instant;
+use tokio::time::error::Elapsed;
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use crate::connection::Connection;
@@ -27,6 +30,10 @@ use crate::wire::{
 
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LAST_PAUSE: Duration = Duration::from_millis(500);
+/// How long members are waited for before one more is asked, where a call may be made twice.
+const ONE_MORE: Duration = Duration::from_secs(1);
+/// The same where it may not.
+const NEVER: Duration = Duration::MAX;
 
 pub(crate) struct Client {
     members: Members,
@@ -151,17 +158,17 @@ impl Client {
     /// Takes a lease. A try whose answer is lost leaves a lease that ends by itself.
     pub async fn grant_lease(&self, seconds: i64) -> Result<i64, EtcdError> {
         let granted = self
-            .lease("take a lease", async |mut client| {
+            .lease("take a lease", NEVER, async |mut client| {
                 client.lease_grant(LeaseGrantRequest { ttl: seconds, id: 0 }).await
             })
             .await?;
         granted.map(|granted| granted.id).ok_or(EtcdError::Open { why: "etcd knows no leases" })
     }
 
-    /// Renews a lease. Returns `false` if etcd has ended it.
+    /// Renews a lease. Returns `false` if etcd has ended it. One more member is asked after each second without an answer.
     pub async fn keep_lease(&self, lease: i64) -> Result<bool, EtcdError> {
         let kept = self
-            .lease("renew a lease", async |mut client| {
+            .lease("renew a lease", ONE_MORE, async |mut client| {
                 let request = stream::once(async move { LeaseKeepAliveRequest { id: lease } });
                 // The member ends the stream when this side does, so that waits for the answer.
                 let request = request.chain(stream::pending());
@@ -178,37 +185,42 @@ impl Client {
         let revoke = async |mut client: LeaseClient<Connection>| {
             client.lease_revoke(LeaseRevokeRequest { id: lease }).await
         };
-        self.lease("end a lease", revoke).await.map(drop)
+        self.lease("end a lease", NEVER, revoke).await.map(drop)
     }
 
-    /// Makes a call about a lease until a member answers. `None`: etcd does not have the lease.
+    /// Makes a call about a lease until a member answers. `None`: etcd does not have the lease. `alone`: as in [`Asking`].
     async fn lease<T, F>(
         &self,
         step: &'static str,
+        alone: Duration,
         call: impl Fn(LeaseClient<Connection>) -> F,
     ) -> Result<Option<T>, EtcdError>
     where
-        F: Future<Output = Result<Response<T>, Status>>,
+        F: Future<Output = Result<Response<T>, Status>> + Send,
     {
         let mut tries = Tries::new(step, self);
+        let mut asking = Asking::new(self, alone, |channel| call(LeaseClient::new(channel)));
         loop {
-            let (at, member) = self.members.current();
-            let client = LeaseClient::new(member.channel.clone());
-            let why = match tokio::time::timeout(self.timing.answer, call(client)).await {
-                Ok(Ok(answer)) => return Ok(Some(answer.into_inner())),
+            let (at, answer) = asking.next().await;
+            let endpoint = &self.members.member(at).endpoint;
+            let why = match answer {
+                Ok(Ok(answer)) => {
+                    asking.is_answered_by(at);
+                    return Ok(Some(answer.into_inner()));
+                }
                 Ok(Err(status)) if status.code() == Code::NotFound => return Ok(None),
-                Ok(Err(status)) => match tries.reply(&member.endpoint, 0, &status) {
+                Ok(Err(status)) => match tries.reply(endpoint, 0, &status) {
                     Reply::Refused(error) => return Err(error),
                     Reply::NotDone(why) | Reply::Unknown(why) => why,
                     Reply::NoSpace => "the database has reached its quota".into(),
                 },
-                Err(_) => tries.silent(&member.endpoint, self.timing.answer),
+                Err(_) => tries.silent(endpoint, self.timing.answer),
             };
             tries.next(at, why).await?;
         }
     }
 
-    /// Watches keys from a revision on.
+    /// Watches keys from a revision on. One more member is asked after each second without an answer. The first that takes the watch has it.
     pub async fn watch(&self, key: Vec<u8>, range_end: Vec<u8>, from: u64) -> Result<Watch, EtcdError> {
         let step = "watch keys";
         let mut tries = Tries::new(step, self);
@@ -216,24 +228,25 @@ impl Client {
         let first = from.saturating_sub(1).max(1);
         let create =
             WatchCreateRequest { key, range_end, start_revision: i64::try_from(first).unwrap_or(i64::MAX) };
+        let mut asking = Asking::new(self, ONE_MORE, |channel| open(channel, create.clone()));
         loop {
-            let (at, member) = self.members.current();
-            let opened =
-                tokio::time::timeout(self.timing.answer, open(member.channel.clone(), create.clone())).await;
+            let (at, opened) = asking.next().await;
+            let endpoint = &self.members.member(at).endpoint;
             let why = match opened {
                 Ok(Ok((answers, first))) if first.created && !first.canceled => {
+                    asking.is_answered_by(at);
                     return Ok(Watch { answers, first: Some(first), from, member: at });
                 }
                 Ok(Ok((_, first))) => match compacted(&first) {
                     true => return Err(EtcdError::Compacted { revision: from }),
-                    false => format!("{}: {}", member.endpoint, first.cancel_reason),
+                    false => format!("{endpoint}: {}", first.cancel_reason),
                 },
-                Ok(Err(status)) => match tries.reply(&member.endpoint, from, &status) {
+                Ok(Err(status)) => match tries.reply(endpoint, from, &status) {
                     Reply::Refused(error) => return Err(error),
                     Reply::NotDone(why) | Reply::Unknown(why) => why,
                     Reply::NoSpace => "the database has reached its quota".into(),
                 },
-                Err(_) => tries.silent(&member.endpoint, self.timing.answer),
+                Err(_) => tries.silent(endpoint, self.timing.answer),
             };
             tries.next(at, why).await?;
         }
@@ -242,6 +255,56 @@ impl Client {
     /// Turns from the member of a watch that has ended to the next one.
     pub fn leave(&self, watch: &Watch) {
         self.members.leave(watch.member);
+    }
+}
+
+/// A member's answer, or the end of its time.
+type Answered<T> = Result<Result<T, Status>, Elapsed>;
+
+/// A call that is made at one member after the other. A member that has been asked may answer later, as long as its time lasts.
+struct Asking<'a, T, C> {
+    members: &'a Members,
+    call: C,
+    /// How long each member has to answer.
+    time: Duration,
+    /// How long the members that were asked are waited for before one more is asked.
+    alone: Duration,
+    /// The place of the member that was asked first, and that of the next one.
+    first: usize,
+    next: usize,
+    asked: FuturesUnordered<BoxFuture<'a, (usize, Answered<T>)>>,
+}
+
+impl<'a, T, F, C> Asking<'a, T, C>
+where
+    F: Future<Output = Result<T, Status>> + Send + 'a,
+    C: Fn(Connection) -> F,
+{
+    fn new(client: &'a Client, alone: Duration, call: C) -> Self {
+        let (members, time) = (&client.members, client.timing.answer);
+        let (first, _) = members.current();
+        Asking { members, call, time, alone, first, next: first, asked: FuturesUnordered::new() }
+    }
+
+    /// Asks the next member, and perhaps more. Returns the place and the answer of the first one that has answered, or whose time is over.
+    async fn next(&mut self) -> (usize, Answered<T>) {
+        loop {
+            let at = self.next;
+            self.next = (at + 1) % self.members.count();
+            let answer =
+                tokio::time::timeout(self.time, (self.call)(self.members.member(at).channel.clone()));
+            self.asked.push(async move { (at, answer.await) }.boxed());
+            if let Ok(Some(answered)) = tokio::time::timeout(self.alone, self.asked.next()).await {
+                return answered;
+            }
+        }
+    }
+
+    /// Has other requests ask the member at `at`, which has answered when others have not.
+    fn is_answered_by(&self, at: usize) {
+        if at != self.first {
+            self.members.turn_to(at);
+        }
     }
 }
 

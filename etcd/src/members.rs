@@ -111,6 +111,16 @@ impl Members {
         (at, &self.members[at])
     }
 
+    /// Returns the member at a place.
+    pub fn member(&self, at: usize) -> &Member {
+        &self.members[at]
+    }
+
+    /// Has the member at `at` asked first from now on.
+    pub fn turn_to(&self, at: usize) {
+        self.current.store(at, Ordering::Relaxed);
+    }
+
     pub fn are_slow(&self) -> bool {
         self.slow.load(Ordering::Relaxed)
     }

@@ -227,7 +227,7 @@ async fn volume_whose_task_panics_has_a_later_one() {
 /// etcd is away, and comes back a while after the server has noticed that. Its leases do not end meanwhile, as without a majority.
 #[tokio::test(start_paused = true)]
 async fn server_is_back_soon_after_its_etcd() {
-    for away in [0, 100] {
+    for away in [0, 100, 1000, 2900] {
         let double = Double::default();
         server::init(&double).await;
         let network = Arc::new(Network::new(Dice::new(1), Arc::default()));
