@@ -22,6 +22,7 @@ mod questions;
 mod quiet;
 mod reconcile;
 mod remembered;
+mod round;
 pub mod rows;
 pub mod rpcs;
 mod session;

@@ -195,6 +195,11 @@ impl Node {
         matches!(*self.state.borrow(), SessionState::Joined(_))
     }
 
+    /// Returns whether the servers refuse this node.
+    pub(super) fn is_refused(&self) -> bool {
+        matches!(*self.state.borrow(), SessionState::Refused { .. })
+    }
+
     /// Returns what this node says of itself. `clean`: the number of a fence, if it has nothing of the servers' volumes. 0: it may have some. `seen`: the
     /// generation and the revision of its claims.
     pub(super) fn hello(&self, clean: u64, seen: (u64, u64)) -> Hello {

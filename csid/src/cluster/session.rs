@@ -22,6 +22,7 @@ use crate::cluster::node::{CLAIMS, FENCED, Joined, Node, OWN_VOLUMES, SessionSta
 use crate::cluster::pauses::Pauses;
 use crate::cluster::permits::{CALLS, Permits};
 use crate::cluster::reconcile::{EVERY, FIRST, spread};
+use crate::cluster::round::{End, Round, TEXT};
 use crate::config::OnFenced;
 use crate::error::{Error, presentable};
 use crate::fault;
@@ -52,18 +53,6 @@ const NORMAL: &str = "normal";
 const RECOVERING: &str = "recovering";
 /// Why a node does not join at a server whose etcd has less than the node has seen. The servers have the same word.
 const AHEAD: &str = "ahead-of-etcd";
-/// The limit of a server's text in the state, in bytes.
-const TEXT: usize = 256;
-
-/// Why a session ended, or did not begin.
-enum End {
-    /// No session began, or it was lost.
-    Lost(String),
-    Refused {
-        reason: String,
-        message: String,
-    },
-}
 
 impl Node {
     /// Keeps a session with a server, for ever. A host that has volumes from before the cluster does not join: neither side would know
@@ -88,18 +77,21 @@ impl Node {
         let mut pauses = Pauses::new();
         let mut leaving = JoinSet::new();
         loop {
+            let mut round = Round::default();
             let servers = link::servers(&self.link, &self.name);
-            let mut why = match &servers {
-                Ok(servers) if servers.is_empty() => format!("{} has no socket", self.link.display()),
-                Ok(_) => String::new(),
-                Err(error) => format!("{}: {error}", self.link.display()),
-            };
-            let (mut refused, mut fenced) = (false, false);
+            match &servers {
+                Ok(servers) if servers.is_empty() => {
+                    round.note(format!("{} has no socket", self.link.display()))
+                }
+                Ok(_) => {}
+                Err(error) => round.note(format!("{}: {error}", self.link.display())),
+            }
+            let mut fenced = false;
             for server in servers.unwrap_or_default() {
                 let end = match self.join(&server, &volumes, &plugins).await {
                     Ok(session) => {
                         leaving.abort_all();
-                        fenced = false;
+                        (round, fenced) = (Round::default(), false);
                         let begun = Instant::now();
                         let end = self.serve(session, &volumes, &plugins).await;
                         pauses.worked_for(begun.elapsed());
@@ -108,27 +100,21 @@ impl Node {
                     }
                     Err(end) => end,
                 };
-                match end {
-                    End::Lost(text) => {
-                        why = format!("{server}: {}", presentable(&text, TEXT));
-                        self.become_state(SessionState::CutOff { why: why.clone() });
-                    }
-                    End::Refused { reason, message } => {
-                        refused = true;
-                        fenced |= reason == FENCED;
-                        self.become_state(SessionState::Refused { reason, message });
+                fenced |= matches!(&end, End::Refused { reason, .. } if reason == FENCED);
+                if let Some(state) = round.note_end(&server, end) {
+                    // A server that is away says nothing against an earlier refusal. The end of the round decides.
+                    if !(self.is_refused() && matches!(state, SessionState::CutOff { .. })) {
+                        self.become_state(state);
                     }
                 }
             }
-            if !refused {
-                self.become_state(SessionState::CutOff { why });
-            }
+            self.become_state(round.state());
             while leaving.try_join_next().is_some() {}
             // A fence is in etcd, so no other server has let this node join.
             if fenced && self.on_fenced == OnFenced::Unmount && leaving.is_empty() {
                 leaving.spawn(leave(volumes.clone()));
             }
-            tokio::time::sleep(if refused { REFUSED } else { pauses.next(random::share()) }).await;
+            tokio::time::sleep(if self.is_refused() { REFUSED } else { pauses.next(random::share()) }).await;
         }
     }
 

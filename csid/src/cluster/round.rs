@@ -1,0 +1,113 @@
+//! One round of a node over its servers: what they have answered, and what state the node is in by that.
+
+use crate::cluster::node::SessionState;
+use crate::error::presentable;
+
+/// The limit of a server's text in the state, in bytes.
+pub(super) const TEXT: usize = 256;
+/// The words with which a server refuses a node for itself alone. Another server may be of another version.
+const OF_ONE_SERVER: [&str; 3] = ["wrong-cluster", "too-old", "too-new"];
+
+/// Why a session ended, or did not begin.
+pub(super) enum End {
+    /// No session began, or it was lost.
+    Lost(String),
+    Refused {
+        reason: String,
+        message: String,
+    },
+}
+
+/// What the servers have answered since the round, or the last session in it, began.
+#[derive(Default)]
+pub(super) struct Round {
+    /// Why a server was of no use that has not refused the node. `None`: there is no such server.
+    lost: Option<String>,
+    /// The last refusal that all servers give: its reason is in etcd, or on this host.
+    refused: Option<(String, String)>,
+    /// The last refusal of one server for itself.
+    of_one_server: Option<(String, String)>,
+}
+
+impl Round {
+    /// Notes that no server can be asked.
+    pub fn note(&mut self, why: String) {
+        self.lost = Some(why);
+    }
+
+    /// Notes how a session with a server has ended, or why none has begun. Returns the state that is clear before the others have answered. `None`: none is.
+    pub fn note_end(&mut self, server: &str, end: End) -> Option<SessionState> {
+        match end {
+            End::Lost(text) => self.lost = Some(format!("{server}: {}", presentable(&text, TEXT))),
+            End::Refused { reason, message } if OF_ONE_SERVER.contains(&reason.as_str()) => {
+                self.of_one_server = Some((reason, message));
+                return None;
+            }
+            End::Refused { reason, message } => self.refused = Some((reason, message)),
+        }
+        Some(self.state())
+    }
+
+    /// Returns the state of the node when each server was asked. A node is refused when no server is left that may let it join.
+    pub fn state(&self) -> SessionState {
+        let of_one_server = self.of_one_server.as_ref().filter(|_| self.lost.is_none());
+        match self.refused.as_ref().or(of_one_server).cloned() {
+            Some((reason, message)) => SessionState::Refused { reason, message },
+            None => SessionState::CutOff { why: self.lost.clone().unwrap_or_default() },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lost(text: &str) -> End {
+        End::Lost(text.to_owned())
+    }
+
+    fn refused(reason: &str) -> End {
+        End::Refused { reason: reason.to_owned(), message: "why".to_owned() }
+    }
+
+    /// Returns the reason of a refusal, or why the node is cut off.
+    fn shown(state: &SessionState) -> String {
+        match state {
+            SessionState::Refused { reason, .. } => reason.clone(),
+            SessionState::CutOff { why } => format!("cut off: {why}"),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn one_server_alone_refuses_for_no_other() {
+        for order in [[0, 1], [1, 0]] {
+            let mut round = Round::default();
+            for which in order {
+                let (server, end) =
+                    [("s1:1", refused("too-old")), ("s2:1", lost("away"))].into_iter().nth(which).unwrap();
+                let clear = round.note_end(server, end);
+                assert_eq!(clear.as_ref().map(shown), (which == 1).then(|| "cut off: s2:1: away".to_owned()));
+            }
+            assert_eq!(shown(&round.state()), "cut off: s2:1: away");
+        }
+        let mut round = Round::default();
+        for (server, reason) in [("s1:1", "too-old"), ("s2:1", "too-new")] {
+            assert!(round.note_end(server, refused(reason)).is_none());
+        }
+        assert_eq!(shown(&round.state()), "too-new");
+    }
+
+    #[test]
+    fn refusal_by_etcd_is_of_all_servers() {
+        for order in [[0, 1, 2], [2, 1, 0], [1, 0, 2]] {
+            let mut round = Round::default();
+            for which in order {
+                let end =
+                    [refused("blocked"), lost("away"), refused("too-old")].into_iter().nth(which).unwrap();
+                round.note_end("s:1", end);
+            }
+            assert_eq!(shown(&round.state()), "blocked", "{order:?}");
+        }
+    }
+}
