@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 use csi_proto::cluster::v1::cluster_server::{Cluster, ClusterServer};
 use csi_proto::cluster::v1::{
     Accepted, CallName, ChangeAsk, ClaimAsk, ClaimInList, ClaimPage, ClaimRow, Done, Explanation, FromNode,
-    Granted, Held, HeldClaims, InventoryAsk, InventoryPage, ListAsk, NodeExpanded, Owed, ReleaseAsk, ToNode,
-    VolumeAsk, VolumePage, VolumeRow, Welcome, Withdrawn, to_node,
+    Granted, Held, HeldClaims, InventoryAsk, InventoryPage, ListAsk, NodeExpanded, Owed, Refused, ReleaseAsk,
+    ToNode, VolumeAsk, VolumePage, VolumeRow, Welcome, Withdrawn, to_node,
 };
 use csid_client::{ClaimOptions, Kind};
 use csid_tests::ask::*;
@@ -31,6 +31,8 @@ pub struct Lying {
     rows: Arc<AtomicUsize>,
     /// The generation and the mode of its Welcome. 0: generation 1, normal.
     pub welcome: Arc<Mutex<(u64, &'static str)>>,
+    /// The word with which it refuses each Hello. Empty: it refuses none.
+    refuses: Arc<Mutex<&'static str>>,
     /// The volume that it knows and grants. `None`: rows without content.
     pub volume: Arc<Mutex<Option<VolumeRow>>>,
     /// The sessions that have begun.
@@ -86,6 +88,12 @@ impl Cluster for Lying {
         let welcome = Welcome { generation, mode: mode.into(), node: "n1".into(), ..Welcome::default() };
         let first = ToNode { is: Some(to_node::Is::Welcome(welcome)) };
         self.sessions.fetch_add(1, Ordering::Relaxed);
+        let reason = *self.refuses.lock().unwrap();
+        if !reason.is_empty() {
+            let refused = Refused { reason: reason.into(), ..Refused::default() };
+            let first = ToNode { is: Some(to_node::Is::Refused(refused)) };
+            return Ok(Response::new(stream::iter([Ok(first)]).boxed()));
+        }
         let ended = self.ended.clone();
         let rest = stream::pending().take_until(async move { ended.notified().await });
         Ok(Response::new(stream::iter([Ok(first)]).chain(rest).boxed()))
@@ -272,5 +280,44 @@ fn claim_after_an_owed_one_asks_the_servers() {
         release(&client, "data", "other").await.unwrap();
         serving.abort();
         w.nothing_left(&client).await;
+    });
+}
+
+/// A server of another version refuses for itself alone. The other one is away, and may let the host join later.
+#[test]
+fn refusal_of_one_server_is_not_of_the_cluster() {
+    world(async |w| {
+        let link = w.path("lying");
+        std::fs::create_dir(&link).unwrap();
+        let names = ["s1:7443", "s2:7443"];
+        let servers: [Lying; 2] = Default::default();
+        let start = |n: usize| servers[n].start(&link.join(names[n]));
+        let mut serving = [start(0), start(1)];
+        start_node(w, "n1", &link).await;
+        for (refusing, away) in [(0, 1), (1, 0)] {
+            *servers[refusing].refuses.lock().unwrap() = "too-old";
+            servers[refusing].end_sessions();
+            let joined = format!("joined at {}", names[away]);
+            eventually("csid has joined the other server", async || w.status().contains(&joined)).await;
+            // Its socket stays.
+            serving[away].abort();
+            servers[away].end_sessions();
+            eventually("csid has lost its server", async || !w.status().contains("joined at")).await;
+            let begun = servers[refusing].sessions.load(Ordering::Relaxed);
+            eventually("csid has asked all servers again", async || {
+                assert!(!w.status().contains("refused as"), "{}", w.status());
+                servers[refusing].sessions.load(Ordering::Relaxed) >= begun + 3
+            })
+            .await;
+            serving[away] = start(away);
+            eventually("csid has joined again", async || w.status().contains(&joined)).await;
+            *servers[refusing].refuses.lock().unwrap() = "";
+        }
+        for server in &servers {
+            *server.refuses.lock().unwrap() = "too-old";
+            server.end_sessions();
+        }
+        eventually("all servers refuse the host", async || w.status().contains("refused as too-old")).await;
+        serving.iter().for_each(JoinHandle::abort);
     });
 }
