@@ -9,7 +9,7 @@ pub(super) const TEXT: usize = 256;
 const OF_ONE_SERVER: [&str; 3] = ["wrong-cluster", "too-old", "too-new"];
 
 /// Why a session ended, or did not begin.
-pub(super) enum End {
+pub(super) enum SessionEnd {
     /// No session began, or it was lost.
     Lost(String),
     Refused {
@@ -36,14 +36,14 @@ impl Round {
     }
 
     /// Notes how a session with a server has ended, or why none has begun. Returns the state that is clear before the others have answered. `None`: none is.
-    pub fn note_end(&mut self, server: &str, end: End) -> Option<SessionState> {
+    pub fn note_end(&mut self, server: &str, end: SessionEnd) -> Option<SessionState> {
         match end {
-            End::Lost(text) => self.lost = Some(format!("{server}: {}", presentable(&text, TEXT))),
-            End::Refused { reason, message } if OF_ONE_SERVER.contains(&reason.as_str()) => {
+            SessionEnd::Lost(text) => self.lost = Some(format!("{server}: {}", presentable(&text, TEXT))),
+            SessionEnd::Refused { reason, message } if OF_ONE_SERVER.contains(&reason.as_str()) => {
                 self.of_one_server = Some((reason, message));
                 return None;
             }
-            End::Refused { reason, message } => self.refused = Some((reason, message)),
+            SessionEnd::Refused { reason, message } => self.refused = Some((reason, message)),
         }
         Some(self.state())
     }
@@ -62,12 +62,12 @@ impl Round {
 mod tests {
     use super::*;
 
-    fn lost(text: &str) -> End {
-        End::Lost(text.to_owned())
+    fn lost(text: &str) -> SessionEnd {
+        SessionEnd::Lost(text.to_owned())
     }
 
-    fn refused(reason: &str) -> End {
-        End::Refused { reason: reason.to_owned(), message: "why".to_owned() }
+    fn refused(reason: &str) -> SessionEnd {
+        SessionEnd::Refused { reason: reason.to_owned(), message: "why".to_owned() }
     }
 
     /// Returns the reason of a refusal, or why the node is cut off.

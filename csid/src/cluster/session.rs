@@ -22,7 +22,7 @@ use crate::cluster::node::{CLAIMS, FENCED, Joined, Node, OWN_VOLUMES, SessionSta
 use crate::cluster::pauses::Pauses;
 use crate::cluster::permits::{CALLS, Permits};
 use crate::cluster::reconcile::{EVERY, FIRST, spread};
-use crate::cluster::round::{End, Round, TEXT};
+use crate::cluster::round::{Round, SessionEnd, TEXT};
 use crate::config::OnFenced;
 use crate::error::{Error, presentable};
 use crate::fault;
@@ -100,7 +100,7 @@ impl Node {
                     }
                     Err(end) => end,
                 };
-                fenced |= matches!(&end, End::Refused { reason, .. } if reason == FENCED);
+                fenced |= matches!(&end, SessionEnd::Refused { reason, .. } if reason == FENCED);
                 if let Some(state) = round.note_end(&server, end) {
                     // A server that is away says nothing against an earlier refusal. The end of the round decides.
                     if !(self.is_refused() && matches!(state, SessionState::CutOff { .. })) {
@@ -140,22 +140,22 @@ impl Node {
     }
 
     /// Opens a session with a server.
-    async fn join(&self, server: &str, volumes: &Volumes, plugins: &Plugins) -> Result<Session, End> {
+    async fn join(&self, server: &str, volumes: &Volumes, plugins: &Plugins) -> Result<Session, SessionEnd> {
         // Nothing is claimed while this is set.
         let clean = match self.fence.number() {
             Some(number)
                 if volumes
                     .has_nothing_of_servers()
                     .await
-                    .map_err(|error| End::Lost(error.to_string()))? =>
+                    .map_err(|error| SessionEnd::Lost(error.to_string()))? =>
             {
                 number
             }
             Some(_) | None => 0,
         };
-        let lost = |text: &str| End::Lost(text.to_owned());
+        let lost = |text: &str| SessionEnd::Lost(text.to_owned());
         // A server that has less is refused by it: etcd has gone back.
-        let seen = volumes.seen_of_servers().await.map_err(|error| End::Lost(error.to_string()))?;
+        let seen = volumes.seen_of_servers().await.map_err(|error| SessionEnd::Lost(error.to_string()))?;
         let mut client = link::open(&self.link.join(server));
         let (to_server, receiver) = mpsc::channel(OUTGOING);
         let hello = FromNode { is: Some(from_node::Is::Hello(self.hello(clean, seen))) };
@@ -170,7 +170,7 @@ impl Node {
             Ok((from_server, first))
         };
         let opened = tokio::time::timeout(WELCOME, opened).await.map_err(|_| lost("no answer to Hello"))?;
-        let (from_server, first) = opened.map_err(|status| End::Lost(text_of(&status)))?;
+        let (from_server, first) = opened.map_err(|status| SessionEnd::Lost(text_of(&status)))?;
         let Welcome { generation, mode, node, revision, drain, forget, .. } =
             match first.and_then(|first| first.is) {
                 Some(to_node::Is::Welcome(welcome)) => welcome,
@@ -182,7 +182,7 @@ impl Node {
                     }
                     let [reason, message] =
                         [refused.reason, refused.message].map(|text| presentable(&text, TEXT));
-                    return Err(End::Refused { reason, message });
+                    return Err(SessionEnd::Refused { reason, message });
                 }
                 _ => return Err(lost("the answer to Hello is neither Welcome nor Refused")),
             };
@@ -192,7 +192,7 @@ impl Node {
                 presentable(&node, TEXT),
                 self.name
             );
-            return Err(End::Refused { reason: "another-name".to_owned(), message });
+            return Err(SessionEnd::Refused { reason: "another-name".to_owned(), message });
         }
         let recovers = mode == RECOVERING;
         // Nothing is granted while the cluster recovers. A server of an earlier version names no revision.
@@ -203,7 +203,7 @@ impl Node {
                 "the server has generation {generation}, and this node has claims of generation {}",
                 seen.0
             );
-            return Err(End::Refused { reason: AHEAD.to_owned(), message });
+            return Err(SessionEnd::Refused { reason: AHEAD.to_owned(), message });
         }
         if forget {
             tracing::warn!(
@@ -212,7 +212,7 @@ impl Node {
                 revision = seen.1,
                 "an operator has had this node forget what it has seen"
             );
-            volumes.forget_seen().await.map_err(|error| End::Lost(error.to_string()))?;
+            volumes.forget_seen().await.map_err(|error| SessionEnd::Lost(error.to_string()))?;
         }
         // A fenced node may join as one that drains, and mounts nothing in between.
         self.set_drain(drain);
@@ -231,7 +231,12 @@ impl Node {
     }
 
     /// Serves a session until it ends.
-    async fn serve(self: &Arc<Self>, mut session: Session, volumes: &Volumes, plugins: &Plugins) -> End {
+    async fn serve(
+        self: &Arc<Self>,
+        mut session: Session,
+        volumes: &Volumes,
+        plugins: &Plugins,
+    ) -> SessionEnd {
         // The server learns now what has ended meanwhile.
         volumes.servers_are_back();
         let mut changes = plugins.subscribe();
@@ -289,15 +294,15 @@ impl Node {
                     Ok(Some(ToNode { is: Some(to_node::Is::Drain(Drain { number })) })) => self.set_drain(number),
                     // Another first answer, or a message of a later version.
                     Ok(Some(_)) => {}
-                    Ok(None) => return End::Lost("the server has ended the session".to_owned()),
-                    Err(status) => return End::Lost(text_of(&status)),
+                    Ok(None) => return SessionEnd::Lost("the server has ended the session".to_owned()),
+                    Err(status) => return SessionEnd::Lost(text_of(&status)),
                 },
                 change = changes.recv() => {
                     if matches!(change, Err(RecvError::Closed)) {
-                        return End::Lost("csid stops".to_owned());
+                        return SessionEnd::Lost("csid stops".to_owned());
                     }
                     if let Err(text) = session.report(plugins, &self.permits) {
-                        return End::Lost(text);
+                        return SessionEnd::Lost(text);
                     }
                 }
                 Ok(()) = drained.changed() => {
@@ -305,7 +310,7 @@ impl Node {
                     if let Some(report) = report
                         && let Err(text) = fault::around("Drained", async { session.send(report) }).await
                     {
-                        return End::Lost(text);
+                        return SessionEnd::Lost(text);
                     }
                 }
                 () = &mut comparison, if comparing.is_empty() => {
