@@ -21,12 +21,12 @@ pub(super) enum SessionEnd {
 /// What the servers have answered since the round, or the last session in it, began.
 #[derive(Default)]
 pub(super) struct Round {
-    /// Why a server was of no use that has not refused the node. `None`: there is no such server.
+    /// Why the last server that did not answer, or was lost, was of no use. `None`: there is no such server.
     lost: Option<String>,
     /// The last refusal that all servers give: its reason is in etcd, or on this host.
     refused: Option<(String, String)>,
-    /// The last refusal of one server for itself.
-    of_one_server: Option<(String, String)>,
+    /// The last server that has refused the node for itself alone, with its reason and message.
+    of_one_server: Option<(String, String, String)>,
 }
 
 impl Round {
@@ -40,7 +40,7 @@ impl Round {
         match end {
             SessionEnd::Lost(text) => self.lost = Some(format!("{server}: {}", presentable(&text, TEXT))),
             SessionEnd::Refused { reason, message } if OF_ONE_SERVER.contains(&reason.as_str()) => {
-                self.of_one_server = Some((reason, message));
+                self.of_one_server = Some((server.to_owned(), reason, message));
                 return None;
             }
             SessionEnd::Refused { reason, message } => self.refused = Some((reason, message)),
@@ -48,12 +48,19 @@ impl Round {
         Some(self.state())
     }
 
-    /// Returns the state of the node when each server was asked. A node is refused when no server is left that may let it join.
+    /// Returns the state of the node by the answers. The refusal of one server for itself counts when no server was lost. Otherwise it is a part of why
+    /// the node is cut off.
     pub fn state(&self) -> SessionState {
-        let of_one_server = self.of_one_server.as_ref().filter(|_| self.lost.is_none());
-        match self.refused.as_ref().or(of_one_server).cloned() {
-            Some((reason, message)) => SessionState::Refused { reason, message },
-            None => SessionState::CutOff { why: self.lost.clone().unwrap_or_default() },
+        if let Some((reason, message)) = self.refused.clone() {
+            return SessionState::Refused { reason, message };
+        }
+        match (self.lost.clone(), self.of_one_server.clone()) {
+            (None, Some((_, reason, message))) => SessionState::Refused { reason, message },
+            (Some(why), Some((server, reason, _))) => {
+                let reason = presentable(&reason, TEXT);
+                SessionState::CutOff { why: format!("{why}; {server} refuses this node as {reason}") }
+            }
+            (why, None) => SessionState::CutOff { why: why.unwrap_or_default() },
         }
     }
 }
@@ -87,9 +94,14 @@ mod tests {
                 let (server, end) =
                     [("s1:1", refused("too-old")), ("s2:1", lost("away"))].into_iter().nth(which).unwrap();
                 let clear = round.note_end(server, end);
-                assert_eq!(clear.as_ref().map(shown), (which == 1).then(|| "cut off: s2:1: away".to_owned()));
+                let due = match (which, order) {
+                    (0, _) => None,
+                    (_, [1, 0]) => Some("cut off: s2:1: away".to_owned()),
+                    _ => Some("cut off: s2:1: away; s1:1 refuses this node as too-old".to_owned()),
+                };
+                assert_eq!(clear.as_ref().map(shown), due);
             }
-            assert_eq!(shown(&round.state()), "cut off: s2:1: away");
+            assert_eq!(shown(&round.state()), "cut off: s2:1: away; s1:1 refuses this node as too-old");
         }
         let mut round = Round::default();
         for (server, reason) in [("s1:1", "too-old"), ("s2:1", "too-new")] {
