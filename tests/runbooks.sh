@@ -242,7 +242,7 @@ run db-2 'csictl cluster leave'
 quietly db-2 "sed -i '/^\[cluster\]/,\$d' /etc/csid/csid.toml"
 type_block db-2 'A host that leaves' 2
 until_said db-2 'csictl cluster status' 'has no cluster'
-type_block anna 'A host that leaves' 3
+until_typed anna 'A host that leaves' 3
 
 say "db-2 joins again, and has a volume meanwhile: a host with volumes of its own"
 own=$(shell db-2 'csi-local create own --size 64M')
