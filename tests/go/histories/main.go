@@ -71,7 +71,7 @@ const (
 	begins edge = iota + 1
 	ends
 	// The same, and its volume is not its caller's by it any more.
-	isUndone
+	undone
 )
 
 // A holder in the state of a volume. Owed: its node has let the volume go, and the servers may not know it.
@@ -105,12 +105,12 @@ func (s state) after(o operation) (bool, state) {
 			return cmp.Or(cmp.Compare(a.id, b.id), strings.Compare(a.call, b.call))
 		})
 		next.may = slices.Clone(s.may)
-	case ends, isUndone:
+	case ends, undone:
 		isIt := func(open operation) bool { return open.id == o.id && open.call == o.call }
 		next.open = slices.DeleteFunc(slices.Clone(s.open), isIt)
 		next.may = slices.DeleteFunc(slices.Clone(s.may), func(holders string) bool {
 			isOf := func(h holder) bool { return h.id == o.id }
-			return o.edge == isUndone && slices.ContainsFunc(decode(holders), isOf)
+			return o.edge == undone && slices.ContainsFunc(decode(holders), isOf)
 		})
 	default:
 		for _, holders := range s.may {
@@ -389,7 +389,7 @@ func parse(from io.Reader) ([]porcupine.Operation, error) {
 			// A claim that waits is in others' way, as one that is granted. The claim that ends has a number of its own.
 			until := l.End
 			if l.Outcome == "refused" {
-				last = isUndone
+				last = undone
 			}
 			if l.Waiting || isMeaningless {
 				// The caller was answered before the servers know that it waits no longer. A backup may have its place, too.
