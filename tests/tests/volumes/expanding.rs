@@ -249,6 +249,18 @@ fn failed_node_expansion_is_done_after_a_reboot() {
     });
 }
 
+/// A node of a cluster shows its own copy of a volume that it has claimed.
+#[test]
+fn expanded_claimed_volume_shows_its_capacity() {
+    world(async |w| {
+        let s = mounted(w, "ONLINE", &[]).await;
+        assert_eq!(expand(&s, LARGE).await.unwrap().unwrap().capacity_bytes, LARGE);
+        assert_eq!(s.client.volume(NAMESPACE, "a").await.unwrap().capacity, LARGE);
+        unmount(&s.client, "a", "job").await.unwrap();
+        end(s).await;
+    });
+}
+
 /// The controller fails for longer than any mount waits; the mounts go on, and so does the expansion.
 #[test]
 fn expansion_that_fails_delays_no_mount() {

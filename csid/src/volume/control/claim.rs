@@ -565,7 +565,13 @@ fn enter(record: &mut Record, event: &ClaimEvent, next: &ClaimNext, facts: &Fact
 /// Enters what a server of a cluster has granted: the claim's name, the registration, and the attachment that the servers have made.
 fn enter_grant(record: &mut Record, effect: &ClaimEffect, granted: &Granted) {
     let Granted { id, record: of_servers, attached, generation, revision } = granted;
+    let is_it = record.volume == of_servers.volume;
+    let least = record.registration.as_ref().filter(|_| is_it).and_then(|of| of.capacity);
     record.registration.clone_from(&of_servers.registration);
+    if let Some(registration) = &mut record.registration {
+        // The server's answer may be older than an expansion.
+        registration.capacity = registration.capacity.max(least);
+    }
     if let Some(claim) = record.claims.get_mut(&effect.consumer) {
         claim.id.clone_from(id);
         if let Some(grant) = &mut claim.grant {

@@ -34,7 +34,11 @@ impl<S: Site> Engine<'_, S> {
         if part == Part::Node && self.has_expanded_here(target, required, limit).await? {
             return Ok((current, false));
         }
-        let falls_short = falls_short(current, required, limit)?;
+        let falls_short = match part {
+            // The servers have compared the limit.
+            Part::Node if self.records.servers.is_some() => current < Some(required),
+            _ => falls_short(current, required, limit)?,
+        };
         if part == Part::Node && pending.is_none() && falls_short && !self.site.can(BY_NODE).await? {
             let plugin = self.plugin();
             let text = format!("plugin {plugin} does not expand volumes on a node: it lacks EXPAND_VOLUME");
@@ -189,8 +193,12 @@ impl<S: Site> Engine<'_, S> {
         if !target.is_registered {
             return Ok(());
         }
+        let is_of_cluster = self.records.servers.is_some();
         let noted = |record: &mut Record| {
             let Some(registration) = &mut record.registration else { return Ok(None) };
+            // The servers may have expanded it further meanwhile.
+            let least = registration.capacity.filter(|_| is_of_cluster);
+            let capacity = capacity.max(least);
             let expanded = registration.capacity != capacity;
             change(registration);
             registration.capacity = capacity;

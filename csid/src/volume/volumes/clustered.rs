@@ -376,13 +376,14 @@ impl Volumes {
             self.shared.refuse_in_cluster("ExpandVolume of a volume that is not registered")?;
         }
         refuse_at_servers(uid, secrets.is_some() || credential.is_some())?;
+        self.shared.changeable()?;
         let record = servers.expand(name.clone(), bounds, self.give_up_at(&wait)).await?;
+        let here = self.note_capacity(&record).await?;
         let registration = record.registration.as_ref();
         let capacity = registration.and_then(|of| of.capacity);
         let Some(due) = registration.and_then(|of| of.pending_expansion) else {
             return Ok((capacity, false));
         };
-        let here = self.shared.records.registry.record(name.clone()).await?;
         if part == Part::Controller || here.registration.is_none() {
             return Ok((capacity, true));
         }
@@ -396,6 +397,22 @@ impl Volumes {
             }
             _ => Err(Error::internal("an expansion was answered with another's answer")),
         }
+    }
+
+    /// Notes the capacity to which the servers have expanded a volume, if this host has claimed it. Returns what the journal has of the volume.
+    async fn note_capacity(&self, of_servers: &Record) -> Result<Record> {
+        let capacity = of_servers.registration.as_ref().and_then(|of| of.capacity);
+        let note = |record: &mut Record| {
+            let is_it = record.volume == of_servers.volume;
+            let Some(registration) =
+                record.registration.as_mut().filter(|of| is_it && of.capacity < capacity)
+            else {
+                return Ok(None);
+            };
+            registration.capacity = capacity;
+            Ok(Some(registration_events::registered(EventKind::VolumeExpanded, record)))
+        };
+        self.shared.records.amend(&of_servers.name, Durability::Disk, note).await
     }
 
     /// Returns whether a plugin here can be asked about a volume: the journal has the volume, and the plugin has a controller.
