@@ -6,8 +6,6 @@ use crate::backoff::Backoff;
 
 /// The first and the longest pause.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(2));
-/// How long a session has to last for the pauses to begin again.
-const WORKED: Duration = Duration::from_secs(5);
 
 /// The pauses between tries of all servers.
 pub(super) struct Pauses(Backoff);
@@ -17,11 +15,9 @@ impl Pauses {
         Pauses(Backoff::between(PAUSE.0, PAUSE.1))
     }
 
-    /// Notes for how long a session has lasted.
+    /// Notes for how long a session has lasted. After one as long as the longest pause the pauses begin again.
     pub fn worked_for(&mut self, time: Duration) {
-        if time >= WORKED {
-            self.0.reset();
-        }
+        self.0.worked_for(time);
     }
 
     /// Returns the next pause. `share`, from 0 to 1, spreads the nodes of a cluster: they lose their servers at the same moment.
@@ -46,14 +42,14 @@ mod tests {
     }
 
     #[test]
-    fn session_of_five_seconds_resets_the_pauses() {
+    fn session_of_two_seconds_resets_the_pauses() {
         let mut pauses = Pauses::new();
         for _ in 0..10 {
             pauses.next(0.0);
         }
-        pauses.worked_for(Duration::from_millis(4999));
+        pauses.worked_for(Duration::from_millis(1999));
         assert_eq!(pauses.next(1.0), Duration::from_secs(2));
-        pauses.worked_for(Duration::from_secs(5));
+        pauses.worked_for(Duration::from_secs(2));
         assert_eq!(pauses.next(1.0), Duration::from_millis(200));
     }
 }
