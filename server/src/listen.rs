@@ -15,47 +15,86 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::transport::server::Connected;
 
 use crate::access::Peer;
+use crate::metrics::Metrics;
 
 /// How long the listener waits when there are no descriptors left.
 const PAUSE: Duration = Duration::from_millis(100);
+
+/// The connections that one IPv6 network leaves to others at most. It leaves a quarter of all where that is less.
+const RESERVE: usize = 500;
 
 /// A connection, with its place among all.
 pub struct Connection {
     stream: TcpStream,
     peer: Peer,
     _place: OwnedSemaphorePermit,
-    _place_of_address: AddressPlace,
+    _places_of_origin: OriginPlaces,
 }
 
-/// How many connections each address has.
-type Addresses = Arc<Mutex<HashMap<IpAddr, usize>>>;
-
-/// A connection's place among those of its address.
-struct AddressPlace {
-    addresses: Addresses,
-    address: IpAddr,
+/// What connections are counted by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Origin {
+    Address(IpAddr),
+    /// The first half of an IPv6 address. A host may have each address that begins with it.
+    Network([u16; 4]),
 }
 
-impl AddressPlace {
-    /// Returns `None` if the address has `most` connections.
-    fn enter(addresses: &Addresses, address: IpAddr, most: usize) -> Option<AddressPlace> {
-        let mut counts = addresses.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = counts.entry(address).or_default();
-        if *count >= most {
-            return None;
+impl Origin {
+    /// Returns what a connection from an address counts for. An IPv4 address that an IPv6 socket shows is an IPv4 address here.
+    fn of(address: IpAddr) -> impl Iterator<Item = Origin> {
+        let address = address.to_canonical();
+        let network = match address {
+            IpAddr::V4(_) => None,
+            IpAddr::V6(of) => {
+                let [first, second, third, fourth, ..] = of.segments();
+                Some(Origin::Network([first, second, third, fourth]))
+            }
+        };
+        std::iter::once(Origin::Address(address)).chain(network)
+    }
+
+    /// Returns the most connections of this origin where there are at most `all`.
+    fn most(self, all: usize) -> usize {
+        match self {
+            Origin::Address(_) => all.div_ceil(2),
+            Origin::Network(_) => all - (all / 4).min(RESERVE),
         }
-        *count += 1;
-        Some(AddressPlace { addresses: Arc::clone(addresses), address })
     }
 }
 
-impl Drop for AddressPlace {
+/// How many connections each origin has.
+type Counts = Arc<Mutex<HashMap<Origin, usize>>>;
+
+/// A connection's places among those of its address and of its network.
+struct OriginPlaces {
+    counts: Counts,
+    address: IpAddr,
+}
+
+impl OriginPlaces {
+    /// Returns `None` if the address or its network has its most connections. `all`: the most connections of all.
+    fn enter(counts: &Counts, address: IpAddr, all: usize) -> Option<OriginPlaces> {
+        let mut table = counts.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_full = |of: Origin| table.get(&of).is_some_and(|count| *count >= of.most(all));
+        if Origin::of(address).any(is_full) {
+            return None;
+        }
+        for of in Origin::of(address) {
+            *table.entry(of).or_default() += 1;
+        }
+        Some(OriginPlaces { counts: Arc::clone(counts), address })
+    }
+}
+
+impl Drop for OriginPlaces {
     fn drop(&mut self) {
-        let mut counts = self.addresses.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = counts.get_mut(&self.address) {
-            *count -= 1;
-            if *count == 0 {
-                counts.remove(&self.address);
+        let mut table = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        for of in Origin::of(self.address) {
+            if let Some(count) = table.get_mut(&of) {
+                *count -= 1;
+                if *count == 0 {
+                    table.remove(&of);
+                }
             }
         }
     }
@@ -69,24 +108,27 @@ impl Connected for Connection {
     }
 }
 
-/// Accepts at most `most` connections at the same time. Later ones wait in the kernel. One address has half of them at most: its
-/// others are closed at once.
-pub fn accept(listener: TcpListener, most: usize) -> impl Stream<Item = io::Result<Connection>> {
+/// Accepts at most `most` connections at the same time. Later ones wait in the kernel. One address has half of them at most, and one IPv6 network
+/// (/64) leaves [`RESERVE`] to others. Connections above that are closed at once, and counted.
+pub fn accept(
+    listener: TcpListener,
+    most: usize,
+    metrics: Metrics,
+) -> impl Stream<Item = io::Result<Connection>> {
     let places = Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS)));
-    let of_address = most.div_ceil(2);
-    let state = (listener, places, Addresses::default());
-    stream::unfold(state, move |(listener, places, addresses)| async move {
+    let state = (listener, places, Counts::default(), metrics);
+    stream::unfold(state, move |(listener, places, counts, metrics)| async move {
         let place = places.clone().acquire_owned().await.ok()?;
         loop {
             match next(&listener).await {
                 Ok((stream, address)) => {
-                    let Some(of_address) = AddressPlace::enter(&addresses, address.ip(), of_address) else {
+                    let Some(of_origin) = OriginPlaces::enter(&counts, address.ip(), most) else {
+                        metrics.refused_by("connections");
                         continue;
                     };
                     let peer = Peer { address };
-                    let connection =
-                        Connection { stream, peer, _place: place, _place_of_address: of_address };
-                    return Some((Ok(connection), (listener, places, addresses)));
+                    let connection = Connection { stream, peer, _place: place, _places_of_origin: of_origin };
+                    return Some((Ok(connection), (listener, places, counts, metrics)));
                 }
                 Err(error) => {
                     tracing::warn!(%error, "a connection was not accepted");
@@ -135,16 +177,39 @@ impl AsyncWrite for Connection {
 mod tests {
     use super::*;
 
+    /// Enters connections from these addresses, where there are eight in all. Returns which were accepted, with their places.
+    fn entered(counts: &Counts, addresses: &[&str]) -> (Vec<bool>, Vec<Option<OriginPlaces>>) {
+        let enter = |of: &&str| OriginPlaces::enter(counts, of.parse().unwrap(), 8);
+        let places: Vec<_> = addresses.iter().map(enter).collect();
+        (places.iter().map(Option::is_some).collect(), places)
+    }
+
     #[test]
-    fn address_has_its_places_alone() {
-        let addresses = Addresses::default();
-        let enter = |last: u8| AddressPlace::enter(&addresses, IpAddr::from([127, 0, 0, last]), 2);
-        let (first, second) = (enter(1), enter(1));
-        assert!(first.is_some() && second.is_some() && enter(1).is_none());
-        assert!(enter(2).is_some(), "the other address has places");
-        drop(first);
-        assert!(enter(1).is_some());
-        drop(second);
-        assert!(addresses.lock().unwrap().is_empty());
+    fn address_has_half_of_the_connections() {
+        let counts = Counts::default();
+        // The second is the first, at a socket for IPv6.
+        let one = ["127.0.0.1", "::ffff:127.0.0.1", "127.0.0.1", "127.0.0.1", "127.0.0.1"];
+        let (accepted, mut places) = entered(&counts, &one);
+        assert_eq!(accepted, [true, true, true, true, false]);
+        // IPv4 has no networks here.
+        let (accepted, others) = entered(&counts, &["127.0.0.2", "::ffff:127.0.0.3"]);
+        assert_eq!(accepted, [true, true]);
+        places.pop();
+        places.pop();
+        assert_eq!(entered(&counts, &["127.0.0.1"]).0, [true]);
+        drop((places, others));
+        assert!(counts.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn ipv6_network_leaves_places_to_others() {
+        let counts = Counts::default();
+        let (accepted, places) =
+            entered(&counts, &["fd00::1", "fd00::1", "fd00::1", "fd00::1", "fd00::1", "fd00::2", "fd00::3"]);
+        assert_eq!(accepted, [true, true, true, true, false, true, true]);
+        assert_eq!(entered(&counts, &["fd00::4", "fd00:0:0:1::4"]).0, [false, true]);
+        assert_eq!(Origin::Network([0; 4]).most(6000), 5500, "sessions of a large cluster have their places");
+        drop(places);
+        assert!(counts.lock().unwrap().is_empty());
     }
 }

@@ -254,12 +254,13 @@ async fn run(config: Config, keys: Keys, file: &Path, schemas: Schemas) -> Resul
     let of_operators = AdminServer::new(service.clone()).max_decoding_message_size(MESSAGE);
     let calls = ClusterServer::new(service).max_decoding_message_size(MESSAGE);
     let (stop, stopped) = oneshot::channel::<()>();
+    let metrics = cluster.metrics.clone();
     let serving = tokio::spawn(
         server
             .layer(gate)
             .add_service(calls)
             .add_service(of_operators)
-            .serve_with_incoming_shutdown(listen::accept(listener, most), stopped.map(drop)),
+            .serve_with_incoming_shutdown(listen::accept(listener, most, metrics), stopped.map(drop)),
     );
     let mut presence = cluster.presence.subscribe();
     let [terminate, interrupt] = &mut stops;
