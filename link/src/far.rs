@@ -51,13 +51,21 @@ impl Far {
     }
 }
 
-/// Returns the error of a far end that has a certificate of the authority, and is no server of the cluster, in words.
+/// Returns the same error for the same failure, in words. Those of certificates name the second of the handshake.
 fn explained(error: Error) -> Error {
     let refused = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
-    match refused {
-        Some(rustls::Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure)) => {
-            Error::new(error.kind(), "the far end is no server of the cluster")
-        }
-        _ => error,
-    }
+    let text = match refused {
+        Some(rustls::Error::InvalidCertificate(why)) => match why {
+            CertificateError::ApplicationVerificationFailure => "the far end is no server of the cluster",
+            CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
+                "the far end's certificate has expired by this machine's clock"
+            }
+            CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+                "the far end's certificate is not valid yet by this machine's clock"
+            }
+            _ => return error,
+        },
+        _ => return error,
+    };
+    Error::new(error.kind(), text)
 }

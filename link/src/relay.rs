@@ -4,13 +4,14 @@ use std::fs;
 use std::io::{ErrorKind, Result};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustls::ClientConfig;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, copy, split};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 
 use crate::far::Far;
 
@@ -19,12 +20,53 @@ const AT_ONCE: usize = 64;
 /// How long one direction goes on after the other has ended.
 const REST: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(100);
+/// How long a server's failure is not logged again. csid tries the server every few seconds.
+const AGAIN: Duration = Duration::from_secs(600);
+/// The most failures of one server that are logged in that time.
+const KINDS: usize = 8;
 
 /// A socket for one server. Its file goes with it.
 pub struct Relay {
     listener: UnixListener,
     path: PathBuf,
     far: Far,
+    failures: Failures,
+}
+
+/// What the log says of failures to reach a server.
+#[derive(Default)]
+struct Failures(Mutex<Logged>);
+
+#[derive(Default)]
+struct Logged {
+    /// The failures that were logged, and when.
+    failures: Vec<(String, Instant)>,
+    /// Whether one of them was logged since the log said that the server is reached again.
+    is_open: bool,
+}
+
+impl Failures {
+    fn lock(&self) -> MutexGuard<'_, Logged> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns whether a failure is to be logged: none like it was for [`AGAIN`], and fewer than [`KINDS`] others were.
+    fn is_news(&self, failure: String) -> bool {
+        let mut logged = self.lock();
+        logged.failures.retain(|(_, at)| at.elapsed() < AGAIN);
+        let is_news =
+            logged.failures.len() < KINDS && !logged.failures.iter().any(|(known, _)| *known == failure);
+        if is_news {
+            logged.failures.push((failure, Instant::now()));
+            logged.is_open = true;
+        }
+        is_news
+    }
+
+    /// Notes that a connection has reached the server. Returns whether the log says otherwise.
+    fn end(&self) -> bool {
+        std::mem::take(&mut self.lock().is_open)
+    }
 }
 
 impl Relay {
@@ -38,7 +80,7 @@ impl Relay {
         }
         let listener = UnixListener::bind(&path)?;
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
-        Ok(Relay { listener, path, far })
+        Ok(Relay { listener, path, far, failures: Failures::default() })
     }
 
     /// Serves connections until the task is aborted.
@@ -72,8 +114,16 @@ impl Relay {
             Err(error) => return tracing::warn!(server, %error, "a caller's uid is not known"),
         }
         match self.far.connect().await {
-            Ok(far) => relay(near, far).await,
-            Err(error) => tracing::warn!(server, %error, "the server was not reached"),
+            Ok(far) => {
+                if self.failures.end() {
+                    tracing::info!(server, "the server is reached again");
+                }
+                relay(near, far).await;
+            }
+            Err(error) if self.failures.is_news(error.to_string()) => {
+                tracing::warn!(server, %error, "the server was not reached");
+            }
+            Err(_) => {}
         }
     }
 }
@@ -113,6 +163,20 @@ mod tests {
     use tokio::io::{AsyncReadExt, duplex};
 
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn failure_is_logged_once_in_ten_minutes() {
+        let failures = Failures::default();
+        let is_news = |failure: &str| failures.is_news(failure.to_owned());
+        assert!(is_news("refused") && is_news("unreachable"));
+        assert!(!is_news("refused") && !is_news("unreachable"), "they take turns");
+        assert!(failures.end() && !failures.end());
+        assert!(!is_news("refused") && !failures.end(), "it comes and goes");
+        tokio::time::advance(AGAIN).await;
+        assert!(is_news("refused") && !is_news("refused"));
+        let others = (0..KINDS).filter(|n| is_news(&n.to_string())).count();
+        assert_eq!(others, KINDS - 1);
+    }
 
     #[tokio::test(start_paused = true)]
     async fn end_of_one_side_ends_the_other_in_time() {
