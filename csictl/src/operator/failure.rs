@@ -38,7 +38,7 @@ pub enum OperatorError {
         holders: Vec<String>,
     },
     /// Nothing was changed.
-    #[error("no server of the cluster {cluster} could be asked{}", listed(skipped))]
+    #[error("no server of the cluster {cluster} has done it{}", listed(skipped))]
     NoServer { cluster: String, skipped: Vec<Skipped> },
     /// A server may have done it.
     #[error("no server said whether it was done: {what}{}", listed(skipped))]
