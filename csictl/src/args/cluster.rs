@@ -96,6 +96,12 @@ pub struct Fence {
     /// Do not run the servers' command that switches the machine off (`[fence]` in csid-server.toml): it is off already
     #[arg(long)]
     pub without_command: bool,
+    /// Wait until the node's claims have ended, so that other nodes get all volumes. At the deadline it prints the node, and exits with 1
+    #[arg(long)]
+    pub wait: bool,
+    /// How long --wait waits, such as 30s, 2min or 1h; without it for as long as a claim is left
+    #[arg(long, value_name = "TIME", value_parser = span, requires = "wait")]
+    pub deadline: Option<Duration>,
     /// Do not ask: the node's name again
     #[arg(long, value_name = "NODE")]
     pub confirm: Option<String>,

@@ -127,7 +127,7 @@ async fn drain(
     let args::DrainNode { node, wait, deadline } = args;
     about("node drain", &node, tried);
     let begun = Instant::now();
-    let mut row = set(servers, &node, &format!("drain node {node}"), Change::Drain(DrainAsk {})).await?;
+    let row = set(servers, &node, &format!("drain node {node}"), Change::Drain(DrainAsk {})).await?;
     if !wait {
         changed(&row, json)?;
         if row.claims > 0 {
@@ -135,17 +135,37 @@ async fn drain(
         }
         return Ok(());
     }
+    let left = |row: &NodeRow| match output::is_drained(row) {
+        true => Ok(None),
+        false => output::drain_note(row)
+            .map(Some)
+            .ok_or_else(|| anyhow::anyhow!("node {node} drains no more: it is {}", plain(&row.state))),
+    };
+    let row = wait_until(servers, row, (begun, deadline), left, "is not drained", json).await?;
+    changed(&row, json)?;
+    Ok(())
+}
+
+/// Looks at a node each second until nothing is left, and returns its row. `left` returns what is left; an error ends the wait. At the deadline, counted
+/// from its begin, it prints the row and fails: the node "`is_not`". `None`: there is no deadline.
+async fn wait_until(
+    servers: &Servers,
+    mut row: NodeRow,
+    (begun, deadline): (Instant, Option<Duration>),
+    left: impl Fn(&NodeRow) -> anyhow::Result<Option<String>>,
+    is_not: &str,
+    json: bool,
+) -> anyhow::Result<NodeRow> {
+    let node = row.node.clone();
     let mut said = String::new();
-    while !output::is_drained(&row) {
-        let left = output::drain_note(&row)
-            .ok_or_else(|| anyhow::anyhow!("node {node} drains no more: it is {}", plain(&row.state)))?;
+    while let Some(left) = left(&row)? {
         if deadline.is_some_and(|deadline| begun.elapsed() >= deadline) {
             if json {
                 print_json(&output::node_json(&row))?
             } else {
                 print(&output::node(&row))?
             }
-            anyhow::bail!("node {node} is not drained: {}", plain(&left));
+            anyhow::bail!("node {node} {is_not}: {}", plain(&left));
         }
         if left != said {
             eprintln!("Node {node}: {}", plain(&left));
@@ -155,13 +175,12 @@ async fn drain(
         tokio::time::sleep(rest.unwrap_or(LOOK).min(LOOK)).await;
         row = show(servers, &node).await?;
     }
-    changed(&row, json)?;
-    Ok(())
+    Ok(row)
 }
 
-/// Fences the node as the operator has seen it. A machine that has rebooted since is another one.
+/// Fences the node as the operator has seen it, and waits until its claims have ended if that is wanted. A machine that has rebooted since is another one.
 async fn fence(servers: &Servers, args: args::Fence, json: bool, tried: &mut Tried) -> anyhow::Result<()> {
-    let args::Fence { node, reason, without_command, confirm } = args;
+    let args::Fence { node, reason, without_command, wait, deadline, confirm } = args;
     about("node fence", &node, tried);
     let row = show(servers, &node).await?;
     let session = match row.sessions.is_empty() {
@@ -175,14 +194,34 @@ async fn fence(servers: &Servers, args: args::Fence, json: bool, tried: &mut Tri
     );
     confirmed_by("--confirm", &node, &confirm, &plain(&what))?;
     let change = Change::Fence(FenceAsk { reason, revision: row.revision, by_hand: without_command });
-    let row = set_within(FENCE, servers, &node, &format!("fence node {node}"), change).await?;
-    changed(&row, json)?;
-    if row.claims > 0 {
-        eprintln!(
-            "{} claims of node {node} end when their volumes are detached: csictl --operator claims --node {node}",
-            row.claims
-        );
+    let begun = Instant::now();
+    let fenced = set_within(FENCE, servers, &node, &format!("fence node {node}"), change).await?;
+    let waited = match wait {
+        true => {
+            let left = |row: &NodeRow| match row.claims {
+                0 => Ok(None),
+                _ if row.fence.is_none() => {
+                    anyhow::bail!("node {node} is fenced no more: it is {}", plain(&row.state))
+                }
+                claims => Ok(Some(format!("{claims} claims end when their volumes are detached"))),
+            };
+            wait_until(servers, fenced.clone(), (begun, deadline), left, "still has claims", json).await
+        }
+        false => {
+            if fenced.claims > 0 {
+                eprintln!(
+                    "{} claims of node {node} end when their volumes are detached: csictl --operator claims --node {node}",
+                    fenced.claims
+                );
+            }
+            Ok(fenced.clone())
+        }
+    };
+    if let Ok(row) = &waited {
+        changed(row, json)?;
     }
+    // Only the answer to the fence names them.
+    let row = fenced;
     let volume = |of: &AttachmentName| format!("{}/{}", of.namespace, of.volume);
     for of in &row.left {
         let why = match of.node.is_empty() || of.node == node {
@@ -198,7 +237,7 @@ async fn fence(servers: &Servers, args: args::Fence, json: bool, tried: &mut Tri
             row.left_count
         );
     }
-    Ok(())
+    waited.map(drop)
 }
 
 /// Accepts the machine that the operator has seen, and no other that has asked since.

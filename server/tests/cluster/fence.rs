@@ -284,6 +284,31 @@ async fn claims_that_a_fence_has_left_end_by_a_server() {
 }
 
 #[tokio::test]
+async fn csictl_waits_for_the_end_of_a_fences_claims() {
+    let site = Site::start(1).await;
+    site.register("data", "single-node-writer").await;
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    let (node, _session) = user(&site, "n1", 0).await;
+    let file = operator(&site, "all");
+    let (claimed, _) = tokio::join!(node.claim(0, "data"), controller.publish());
+    claimed.unwrap();
+    let fence = "node fence n1 --reason dead --confirm n1 --wait";
+    let said = csictl(&file, &format!("{fence} --deadline 1s --json")).await;
+    let row: serde_json::Value = serde_json::from_str(&said.out).unwrap();
+    assert_eq!((said.code, &row["state"], &row["claims"]), (Some(1), &"fenced".into(), &1.into()));
+    assert!(said.err.contains("node n1 still has claims: 1 claims end when"), "{said:?}");
+    let ends = async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        controller.unpublish().await
+    };
+    let (said, _) = tokio::join!(csictl(&file, fence), ends);
+    assert_eq!((said.code, said.out.as_str()), (Some(0), ""), "{said:?}");
+    assert!(said.err.contains("Node n1: 1 claims end when"), "{said:?}");
+    assert_eq!(show(&site, "n1").await.claims, 0);
+    assert_eq!(csictl(&file, fence).await.code, Some(0), "nothing is left to wait for");
+}
+
+#[tokio::test]
 async fn volume_of_a_fenced_node_is_detached_first() {
     let site = Site::start(1).await;
     site.register("data", "single-node-writer").await;
