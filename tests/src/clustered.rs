@@ -8,6 +8,8 @@ use crate::world::{World, is_set, world};
 /// The endpoints of the etcd that the servers use, with commas between them.
 pub const ENDPOINTS: &str = "CSID_TEST_CLUSTER";
 
+/// The cluster's name.
+pub const CLUSTER: &str = "prod";
 const NODE: &str = "host";
 
 /// What the tests' users do with csid alone.
@@ -65,7 +67,7 @@ impl Servers {
     pub fn configuration(&self, keys: &str) -> String {
         let plugins = ["p", "q", "two", "other", "local"];
         format!(
-            "node = {NODE:?}\n{keys}\n[cluster]\nname = \"prod\"\nlink = {:?}\ninline = true\ncontrollers = {plugins:?}\n\
+            "node = {NODE:?}\n{keys}\n[cluster]\nname = {CLUSTER:?}\nlink = {:?}\ninline = true\ncontrollers = {plugins:?}\n\
              controller-volumes = {plugins:?}\ncontroller-credentials = [\"csid.default.*\"]\n",
             self.run
         )

@@ -12,6 +12,11 @@ use crate::world::is_set;
 /// The endpoints of the etcd that csid uses in place of its journal, with commas between them.
 pub const ENDPOINTS: &str = "CSID_TEST_ETCD";
 
+/// Returns whether csid's registry is on etcd in this run.
+pub fn is_used() -> bool {
+    std::env::var_os(ENDPOINTS).is_some()
+}
+
 /// Returns whether csid's registry is on etcd in this run, for a test of the journal's registry alone. Prints why it is skipped then.
 pub fn is_skipped(why: &str) -> bool {
     is_set(ENDPOINTS, "with the registry on etcd", why)

@@ -1,4 +1,4 @@
-//! The report of a run: printed, and in `target/proof/report.json`.
+//! The report of a run: printed, and in `target/proof/report.json`, or `report-VARIABLE.json` where the journal does not keep the claims.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -117,12 +117,13 @@ impl Report {
 
     /// Print it, write it, and fail unless all is well, every one of `points` was hit, and of a whole run every one of `RULES`
     /// was looked at.
-    pub fn close(&self, points: &[String]) {
+    pub fn close(&self, points: &[String], elsewhere: Option<&str>) {
         let json = serde_json::to_string(&self.numbers()).expect("JSON");
         let program = std::env::current_exe().expect("this program's path");
         let proof = program.ancestors().nth(3).expect("target/debug/deps").join("proof");
         std::fs::create_dir_all(&proof).expect("target/proof");
-        std::fs::write(proof.join("report.json"), format!("{json}\n")).expect("report.json");
+        let file = elsewhere.map_or_else(|| "report.json".to_owned(), |of| format!("report-{of}.json"));
+        std::fs::write(proof.join(file), format!("{json}\n")).expect("the report");
         self.change(|found| {
             let mut out = std::io::stderr().lock();
             for (what, number) in &found.counts {

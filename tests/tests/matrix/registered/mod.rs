@@ -14,11 +14,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use csi_witness::{Mark, Setup, Sockets, Witness};
+use csid::store::registry::VolumeName;
+use csid::volume::rules::name_at_plugin;
 use csid_client::{
-    AccessMode, ClaimFilter, ClaimMode, ClaimRow, Client, MountFilter, PluginSpec, Supervision,
+    AccessMode, ClaimFilter, ClaimMode, ClaimRow, Client, Kind, MountFilter, PluginSpec, Supervision,
 };
 use csid_tests::ask::{NAMESPACE, healthy};
 use csid_tests::backend::id_of;
+use csid_tests::clustered;
 use csid_tests::dice::Dice;
 use csid_tests::script::{CONTROLLER, Half};
 use csid_tests::site::Site;
@@ -29,6 +32,7 @@ use crate::plan::Plugin;
 use crate::report::Report;
 use crate::slots::POLL;
 use item::{Answer, Ask, Got, Item, Manner, State, Thing, after};
+pub use way::RPCS;
 
 /// Within this csid comes to rest, however slow the machine is.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -36,6 +40,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const BYTES: u64 = 4 << 20;
 /// One kill in this number is a reboot of the host, too.
 const REBOOTS: u64 = 6;
+/// The file of the witness' log, next to the plugin's socket.
+const WITNESS_LOG: &str = "witness.jsonl";
 /// The instance with a controller only.
 const SECOND: &str = "second";
 const MODES: [AccessMode; 3] =
@@ -139,6 +145,8 @@ struct Volume {
     name: String,
     /// Whether CreateVolume made the volume. Otherwise an operator did.
     is_created: bool,
+    /// The plugin's ID.
+    external_id: String,
     access_mode: AccessMode,
     /// The most bytes that were answered.
     bytes: u64,
@@ -147,13 +155,17 @@ struct Volume {
 }
 
 impl Volume {
-    /// The plugin's.
-    fn external_id(&self) -> String {
-        if self.is_created { id_of("id", &self.name) } else { self.name.clone() }
-    }
-
     fn birth(&self) -> Ask {
         if self.is_created { Ask::Create } else { Ask::Register }
+    }
+}
+
+/// Returns the plugin's ID of a volume that is created. Servers of a cluster name it.
+fn created_id(name: &str) -> String {
+    let (namespace, volume) = (NAMESPACE.to_owned(), name.to_owned());
+    match clustered::is_used() {
+        true => id_of("id", &name_at_plugin(clustered::CLUSTER, &VolumeName { namespace, volume })),
+        false => id_of("id", name),
     }
 }
 
@@ -188,7 +200,7 @@ impl<'w> Pool<'w> {
         });
         plugin.kill();
         plugin.start().await;
-        let [listen, log] = ["witness.sock", "witness.jsonl"].map(|name| plugin.directory.join(name));
+        let [listen, log] = ["witness.sock", WITNESS_LOG].map(|name| plugin.directory.join(name));
         let mut sockets = vec![Sockets { listen: listen.clone(), plugin: plugin.socket() }];
         if setting == Setting::TwoControllers {
             let second = w.add_instance("p", SECOND).await;
@@ -211,12 +223,16 @@ impl<'w> Pool<'w> {
             register_instances(&site.client, &listens).await;
         }
         healthy(&site.client, "p").await;
-        let volume = |number: usize| Volume {
-            name: format!("v{number}"),
-            is_created: number % 2 == 1,
-            access_mode: MODES[number % MODES.len()],
-            bytes: BYTES,
-            snapshots: BTreeSet::new(),
+        let volume = |number: usize| {
+            let (name, is_created) = (format!("v{number}"), number % 2 == 1);
+            Volume {
+                external_id: if is_created { created_id(&name) } else { name.clone() },
+                name,
+                is_created,
+                access_mode: MODES[number % MODES.len()],
+                bytes: BYTES,
+                snapshots: BTreeSet::new(),
+            }
         };
         let items = (0..volumes).flat_map(|volume| THINGS.map(|thing| Item::new(volume, thing)));
         let (volumes, items) = ((0..volumes).map(volume).collect(), items.collect());
@@ -250,17 +266,29 @@ impl<'w> Pool<'w> {
         }
     }
 
-    /// Makes a call that an honest plugin carries out. A call that a busy machine delayed beyond its deadline is repeated.
+    /// Makes a call that an honest plugin carries out. A call that a busy machine delayed beyond its deadline is repeated. So is one that servers
+    /// refuse while they still detach the volume, and one before csid has joined them.
     async fn must(&mut self, item: usize, ask: Ask) {
-        for _ in 0..3 {
+        let end = Instant::now() + PATIENCE;
+        let after_detach = [Ask::Delete, Ask::Detach, Ask::Attach, Ask::Claim, Ask::Mount].contains(&ask);
+        let mut held_up = 0;
+        loop {
             let answer = self.caller().call((item, ask, Manner::default())).await;
             self.note(item, ask, &answer);
-            match answer.0 {
+            let is_early = match &answer.0 {
                 Told::Done => return,
-                reply => assert!(reply.is_held_up(), "{ask:?} of {}: {reply:?}", self.say(item)),
+                Told::Refused(Kind::Busy | Kind::ClaimConflict, _) => after_detach,
+                Told::Refused(kind, _) => *kind == Kind::Unavailable,
+                Told::CutOff => false,
+            };
+            match answer.0 {
+                _ if is_early && clustered::is_used() && Instant::now() < end => {
+                    tokio::time::sleep(POLL).await;
+                }
+                reply if reply.is_held_up() && held_up < 2 => held_up += 1,
+                reply => panic!("{ask:?} of {}: {reply:?}", self.say(item)),
             }
         }
-        panic!("{ask:?} of {} was held up thrice", self.say(item));
     }
 
     fn say(&self, item: usize) -> String {

@@ -1,5 +1,6 @@
 //! The whole way of a volume, killed at each edge of it: one volume while another is in use, or all at once.
 
+use csid_tests::clustered;
 use csid_tests::script::{Act, Rule};
 use futures_util::future::join_all;
 
@@ -179,6 +180,9 @@ const OPEN: [i32; 7] = [1, 2, 4, 10, 13, 14, 15];
 /// The codes with which a plugin refuses to create a volume. The next round requests the same volume.
 const FINAL: [i32; 5] = [5, 7, 8, 9, 16];
 
+/// DEADLINE_EXCEEDED, ABORTED and UNAVAILABLE: the call is made again.
+const LATER: [i32; 3] = [4, 10, 14];
+
 /// Returns a fault of the plugin in one call. `None`: no fault.
 pub fn misbehaviour(plugin: Plugin, rpc: &str, dice: &mut csid_tests::dice::Dice) -> Option<Act> {
     let before = dice.once_in(2);
@@ -186,6 +190,8 @@ pub fn misbehaviour(plugin: Plugin, rpc: &str, dice: &mut csid_tests::dice::Dice
     // UNAVAILABLE and FAILED_PRECONDITION, for a while and for good, more often than others.
     let code = match (rpc, any) {
         ("CreateVolume", _) => dice.of(&OPEN),
+        // An operator looks at a detach that a plugin refuses, and here is none.
+        ("ControllerUnpublishVolume", _) if clustered::is_used() => dice.of(&LATER),
         // NOT_FOUND: it is gone.
         ("DeleteVolume", 5) => 9,
         _ => dice.of(&[14, 9, any]),
