@@ -6,13 +6,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use csid_client::{
-    ClaimOptions, Client, Error, Kind, MountOptions, ReleaseOptions, Result, Target, UnmountOptions,
-};
+use csid_client::{ClaimOptions, Client, Error, Kind, MountOptions, ReleaseOptions, Target, UnmountOptions};
 use csid_tests::ask::NAMESPACE;
 use csid_tests::dice::Dice;
 use csid_tests::world::eventually;
 
+use crate::held::HeldMount;
 use crate::history::{History, Line, Outcome};
 use crate::host::{CONTROLLER, Host};
 use crate::samples::Hosts;
@@ -62,6 +61,8 @@ const WAIT: Duration = Duration::from_millis(1500);
 const WAITING: [&str; 2] = ["; it waits, and ", "the claim waits at the cluster's servers"];
 /// The longest pause of a client before it tries again to let a volume go.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// The time between two looks of a client at its mount.
+const LOOK: Duration = Duration::from_millis(100);
 /// How long a client tries to let a volume go.
 const REST: Duration = Duration::from_secs(150);
 
@@ -82,6 +83,8 @@ pub struct Shared {
     pub stop: AtomicBool,
     /// A client that has got a volume keeps it until `stop`.
     pub keeps: AtomicBool,
+    /// Clients use what they have mounted.
+    pub uses: AtomicBool,
     /// The volumes that clients have, with the clients as NODE/CONSUMER.
     pub had: Mutex<BTreeSet<(&'static str, String)>>,
     /// Those of them that clients have mounted.
@@ -101,7 +104,7 @@ pub struct Shared {
 
 impl Shared {
     pub fn new(history: Arc<History>, seed: u64, held: Duration) -> Shared {
-        let (stop, keeps, is_broken, taken, hosts) = Default::default();
+        let (stop, keeps, uses, is_broken, taken, hosts) = Default::default();
         let (had, mounted, strays, clients, namespaces) = Default::default();
         Shared {
             history,
@@ -109,6 +112,7 @@ impl Shared {
             held,
             stop,
             keeps,
+            uses,
             had,
             mounted,
             strays,
@@ -148,6 +152,8 @@ struct Caller {
     consumer: String,
     who: String,
     number: u32,
+    /// The path of the last mount that was answered.
+    source: PathBuf,
 }
 
 /// What a client does next.
@@ -187,7 +193,15 @@ pub async fn client(shared: Arc<Shared>, node: String, number: u32, socket: Path
     let number = 100 * place + number;
     let mut dice = Dice::new(shared.seed, u64::from(number));
     let who = format!("{node}/{consumer}");
-    let mut caller = Caller { shared: Arc::clone(&shared), socket, connection: None, consumer, who, number };
+    let mut caller = Caller {
+        shared: Arc::clone(&shared),
+        socket,
+        connection: None,
+        consumer,
+        who,
+        number,
+        source: PathBuf::new(),
+    };
     shared.clients.fetch_add(1, Ordering::SeqCst);
     while !shared.stop.load(Ordering::SeqCst) {
         let Choice { volume, take, leave, wait, held, pause } =
@@ -198,12 +212,20 @@ pub async fn client(shared: Arc<Shared>, node: String, number: u32, socket: Path
                 shared.taken.fetch_add(1, Ordering::SeqCst);
                 let had = (volume.name, caller.who.clone());
                 shared.had.lock().expect("the volumes").insert(had.clone());
+                let uses = take == Call::Mount && shared.uses.load(Ordering::SeqCst);
+                let mount = uses.then(|| caller.uses(volume));
                 if take == Call::Mount {
                     shared.mounted.lock().expect("the mounts").insert(had.clone());
                 }
-                tokio::time::sleep(held).await;
+                let end = Instant::now() + held;
+                while Instant::now() < end {
+                    let rest = end.saturating_duration_since(Instant::now());
+                    tokio::time::sleep(if mount.is_some() { rest.min(LOOK) } else { rest }).await;
+                    caller.looks_at(mount.as_ref(), volume);
+                }
                 while shared.keeps.load(Ordering::SeqCst) && !shared.stop.load(Ordering::SeqCst) {
                     tokio::time::sleep(Duration::from_millis(20)).await;
+                    caller.looks_at(mount.as_ref(), volume);
                 }
                 shared.had.lock().expect("the volumes").remove(&had);
                 shared.mounted.lock().expect("the mounts").remove(&had);
@@ -226,6 +248,22 @@ pub async fn client(shared: Arc<Shared>, node: String, number: u32, socket: Path
 }
 
 impl Caller {
+    /// Begins to use the mount of a volume that was just answered.
+    fn uses(&self, volume: Volume) -> HeldMount {
+        self.must(volume, HeldMount::new(&self.source, &self.who))
+    }
+
+    /// Looks at a mount that the client has. `None`: it uses none.
+    fn looks_at(&self, mount: Option<&HeldMount>, volume: Volume) {
+        if let Some(mount) = mount {
+            self.must(volume, mount.check());
+        }
+    }
+
+    fn must<T>(&self, volume: Volume, found: Result<T, String>) -> T {
+        found.unwrap_or_else(|why| panic!("{} has {} mounted: {why}", self.who, volume.name))
+    }
+
     /// Makes a call, and writes it with its outcome.
     async fn call(&mut self, call: Call, volume: Volume, wait: Duration) -> Outcome {
         if self.connection.is_none() {
@@ -249,10 +287,13 @@ impl Caller {
         let end = self.shared.history.now();
         let error = match &answer {
             Ok(Err(error)) => error.to_string(),
-            Ok(Ok(())) | Err(_) => String::new(),
+            Ok(Ok(_)) | Err(_) => String::new(),
         };
         let outcome = match answer {
-            Ok(Ok(())) => Outcome::Ok,
+            Ok(Ok(source)) => {
+                self.source = source;
+                Outcome::Ok
+            }
             // Other errors say nothing that the model needs.
             Ok(Err(Error::Csid(error))) if error.kind == Kind::ClaimConflict => Outcome::Refused,
             Ok(Err(Error::Csid(_))) => Outcome::Unknown,
@@ -285,25 +326,33 @@ impl Caller {
     }
 }
 
-async fn ask(client: &Client, call: Call, volume: &str, consumer: &str, wait: Duration) -> Result<()> {
+/// Makes a call. Returns the path of a mount; "": the call is no Mount.
+async fn ask(
+    client: &Client,
+    call: Call,
+    volume: &str,
+    consumer: &str,
+    wait: Duration,
+) -> csid_client::Result<PathBuf> {
+    let none = PathBuf::new();
     let wait_usec = Some(wait.as_micros() as u64);
     let deadline_usec = Some(DEADLINE.as_micros() as u64);
     match call {
         Call::Claim => {
             let options = ClaimOptions { deadline_usec, wait_usec, ..ClaimOptions::default() };
-            client.claim(NAMESPACE, volume, consumer, options).await.map(drop)
+            client.claim(NAMESPACE, volume, consumer, options).await.map(|_| none)
         }
         Call::Mount => {
             let options = MountOptions { deadline_usec, wait_usec, ..MountOptions::default() };
-            client.mount(NAMESPACE, volume, consumer, options).await.map(drop)
+            client.mount(NAMESPACE, volume, consumer, options).await.map(|mounted| mounted.source.into())
         }
         Call::Release => {
             let options = ReleaseOptions { deadline_usec, ..ReleaseOptions::default() };
-            client.release(NAMESPACE, volume, consumer, options).await
+            client.release(NAMESPACE, volume, consumer, options).await.map(|()| none)
         }
         Call::Unmount => {
             let options = UnmountOptions { deadline_usec, ..UnmountOptions::default() };
-            client.unmount(NAMESPACE, volume, consumer, options).await
+            client.unmount(NAMESPACE, volume, consumer, options).await.map(|()| none)
         }
     }
 }

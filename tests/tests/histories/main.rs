@@ -6,6 +6,7 @@ mod breaks;
 mod etcd_faults;
 mod faults;
 mod flat;
+mod held;
 mod history;
 mod host;
 mod joins;
@@ -374,6 +375,7 @@ fn cluster_with_faults_is_linearizable() {
             run.hosts(hosts).await;
         }
         println!("{} hosts after {:.1} s", HOSTS[1], begun.elapsed().as_secs_f64());
+        run.shared.uses.store(true, Ordering::SeqCst);
         for _ in 0..count {
             faults.next(&mut run).await;
             faults.read(&run.site, &run.shared).await;
