@@ -311,8 +311,13 @@ impl Run {
                 counts.join(", ")
             );
             let mut early = early(&logs);
-            // An attach elsewhere fails while a stray is in its way.
-            early.retain(|rpc| strays.is_empty() || rpc != "ControllerPublishVolume");
+            // An attach elsewhere fails while a stray of the volume is in its way.
+            let is_stray = |id: &str| {
+                VOLUMES
+                    .iter()
+                    .any(|of| of.external_id() == id && strays.iter().any(|stray| stray.volume == of.name))
+            };
+            early.retain(|(rpc, volume)| rpc != "ControllerPublishVolume" || !is_stray(volume));
             if !report.breaches.is_empty() || !early.is_empty() {
                 self.keep_logs(&logs);
             }
@@ -370,12 +375,12 @@ fn cluster_with_faults_is_linearizable() {
         let seed = Dice::seed();
         eprintln!("    CSID_SEED={seed}, {count} faults");
         let mut run = Run::start(w, seed, 3, HELD).await;
+        run.shared.uses.store(true, Ordering::SeqCst);
         let mut faults = Faults::new(seed);
         for hosts in HOSTS {
             run.hosts(hosts).await;
         }
         println!("{} hosts after {:.1} s", HOSTS[1], begun.elapsed().as_secs_f64());
-        run.shared.uses.store(true, Ordering::SeqCst);
         for _ in 0..count {
             faults.next(&mut run).await;
             faults.read(&run.site, &run.shared).await;
@@ -397,13 +402,16 @@ fn cluster_with_faults_is_linearizable() {
     });
 }
 
-/// Returns the calls that a plugin has refused as ones that are not allowed in its state: they came before their turn.
-fn early(logs: &[PathBuf]) -> Vec<String> {
+/// Returns the calls that a plugin has refused as ones that are not allowed in its state, each with its volume: they came before their turn.
+fn early(logs: &[PathBuf]) -> Vec<(String, String)> {
     let mut called = BTreeMap::new();
     let mut early = Vec::new();
     for event in Hosts::open(logs).expect("the witnesses' logs") {
         match event.expect("the witnesses' logs").1 {
-            Event::Called { call, rpc, .. } => drop(called.insert(call, rpc)),
+            Event::Called { call, rpc, request, .. } => {
+                let volume = request["volume_id"].as_str().unwrap_or_default().to_owned();
+                drop(called.insert(call, (rpc, volume)));
+            }
             Event::Ended { call, code, .. } if code.as_deref() == Some("FAILED_PRECONDITION") => {
                 early.extend(called.remove(&call));
             }
