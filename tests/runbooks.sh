@@ -44,6 +44,34 @@ configure_etcd() {
 serial() { openssl x509 -in "$1" -noout -serial; }
 
 build_cluster
+# next_release PACKAGE…: makes debs of the next release of these packages, which have the files of this one.
+next_release() {
+    local package
+    for package; do
+        dpkg-deb --raw-extract "$debs/$package.deb" "$work/$package"
+        sed -i 's/^Version: .*/&+next/' "$work/$package/DEBIAN/control"
+        dpkg-deb --build "$work/$package" "$work/$package.deb" >>"$work/log"
+    done
+}
+main_pid() { shell "$1" "systemctl show --property MainPID --value $2"; }
+# install_release MACHINE DIRECTORY NUMBER: copies the debs of a directory to a machine, and types the block of "Upgrades" with this number, which installs
+# them. Dies unless the packages have their versions then, and the unit was started again.
+install_release() {
+    local machine=$1 from=$2 package unit=csid packages=(csid csid-cluster) before
+    if [[ $machine == s* ]]; then unit=csid-server packages=(csid-server); fi
+    before=$(main_pid "$machine" $unit)
+    for package in "${packages[@]}"; do cp -- "$from/$package.deb" "$work/$machine/root/root/"; done
+    echo "($machine: the commands of \"Upgrades\")"
+    # A command for an operator's machine is in the servers' block.
+    shell "$machine" "set -eu; $(block Upgrades sh "$3" | grep -v '^csictl ')" >>"$work/log" 2>&1 || die "$machine: a command of \"Upgrades\" failed"
+    for package in "${packages[@]}"; do
+        [[ $(shell "$machine" "dpkg-query --show --showformat '\${Version}' $package") == "$(dpkg-deb --field "$from/$package.deb" Version)" ]] ||
+            die "$machine: $package is not of the release that was installed"
+    done
+    [[ $(main_pid "$machine" $unit) != "$before" ]] || die "$machine: $unit was not started again"
+}
+upgrade_server() { install_release "$1" "$2" "$3" && until_said anna 'csictl server list' "$1"; }
+upgrade_host() { install_release "$1" "$2" "$3" && until_said "$1" 'csictl cluster status' joined; }
 
 say "db-1 mounts a volume"
 for host in "${hosts[@]}"; do quietly "$host" 'csictl wait local; mkdir /srv/data'; done
@@ -65,16 +93,15 @@ run anna 'csictl server list'
 keeps_file db-1
 
 say "A new release: upgrades"
-for server in "${servers[@]}"; do
-    # The last command is for an operator's machine.
-    shell "$server" "set -eu; $(block Upgrades sh | grep -v '^csictl ')" >>"$work/log" 2>&1 || die "$server: a command of \"Upgrades\" failed"
-    until_said anna 'csictl server list' "$server"
-done
-for host in "${hosts[@]}"; do
-    type_block "$host" Upgrades 2
-    until_said "$host" 'csictl cluster status' joined
-done
-type_block anna Upgrades 3
+next_release csid-server csid csid-cluster
+for server in "${servers[@]}"; do upgrade_server "$server" "$work" 1; done
+upgrade_server s3 "$debs" 3
+upgrade_server s3 "$work" 1
+for host in "${hosts[@]}"; do upgrade_host "$host" "$work" 2; done
+upgrade_host db-1 "$debs" 4
+keeps_file db-1
+upgrade_host db-1 "$work" 2
+type_block anna Upgrades 5
 keeps_file db-1
 
 say "A command switches machines off: a lost machine"
