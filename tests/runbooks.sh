@@ -32,7 +32,9 @@ restore() {
     for host; do until_said "$host" 'csictl cluster status' recovering; done
 }
 stop_all() { type_block "$1" 'Restore etcd' 1; }
-restore_etcd() { type_block "$1" 'Restore etcd' 3; }
+# before_restore: commands that are typed first. Empty: there are none.
+before_restore=''
+restore_etcd() { type_block "$1" 'Restore etcd' 3 "$before_restore"; }
 # new_machine SERVER: as a machine that has Debian's packages and this server's keys, and no more: etcd runs a member of its own.
 new_machine() {
     quietly "$1" 'systemctl stop csid-server etcd; systemctl disable csid-server etcd; rm -r /var/lib/etcd/csid /etc/default/etcd; systemctl start etcd'
@@ -42,8 +44,6 @@ configure_etcd() {
     shell "$1" "set -eu; $(block etcd sh | head -n -2 | on_machine "$1")" >>"$work/log" 2>&1 || die "$1: a command of \"etcd\" failed"
 }
 serial() { openssl x509 -in "$1" -noout -serial; }
-
-build_cluster
 # next_release PACKAGE…: makes debs of the next release of these packages, which have the files of this one.
 next_release() {
     local package
@@ -72,6 +72,8 @@ install_release() {
 }
 upgrade_server() { install_release "$1" "$2" "$3" && until_said anna 'csictl server list' "$1"; }
 upgrade_host() { install_release "$1" "$2" "$3" && until_said "$1" 'csictl cluster status' joined; }
+
+build_cluster
 
 say "db-1 mounts a volume"
 for host in "${hosts[@]}"; do quietly "$host" 'csictl wait local; mkdir /srv/data'; done
@@ -179,7 +181,7 @@ run db-1 'csictl unmount default data web'
 type_block s1 'A lost majority of etcd' 1
 for server in s2 s3; do
     configure_etcd "$server"
-    type_block "$server" 'A lost majority of etcd' 2
+    type_block "$server" 'A lost majority of etcd' 3
 done
 
 say "Restore etcd"
@@ -190,6 +192,24 @@ for host in "${hosts[@]}"; do until_said "$host" 'csictl cluster status' joined;
 mount_on db-2
 keeps_file db-2
 run anna 'csictl server audit'
+
+say "s2 and s3 and their disks are gone again, and etcd on s1 is started again: a lost majority of etcd"
+for server in s2 s3; do
+    quietly "$server" 'systemctl kill --signal=KILL etcd'
+    new_machine "$server"
+done
+quietly s1 'systemctl kill --signal=KILL etcd'
+type_block s1 'A lost majority of etcd' 2
+for server in s2 s3; do
+    configure_etcd "$server"
+    type_block "$server" 'A lost majority of etcd' 3
+done
+before_restore='etcdctl() { command etcdctl "$@" --skip-hash-check; }'
+restore "${hosts[@]}"
+before_restore=''
+until_typed anna 'Restore etcd' 9
+for host in "${hosts[@]}"; do until_said "$host" 'csictl cluster status' joined; done
+keeps_file db-2
 
 say "A scheduler attaches volumes: AttachVolume, by the controller of a plugin on db-2"
 mkdir "$work/db-2/root/var/lib/csi-disk"
@@ -209,7 +229,8 @@ for disk in disk-1 disk-2; do
     id_of_disk=$(shell db-2 "csi-local --state-dir /var/lib/csi-disk create $disk --size 16M")
     run anna "csictl --operator volume register default $disk --plugin disk --external-id $id_of_disk --access-mode single-node-writer"
 done
-run anna 'csictl --operator volume attach default disk-2 db-2'
+# The servers hear of the controller a moment after the host has joined.
+until_said anna 'csictl --operator volume attach default disk-2 db-2' ''
 
 say "A backup, and etcd has lost its data once more: restore etcd"
 quietly s1 'rm /var/lib/etcd/backup'
@@ -226,7 +247,7 @@ until_typed anna 'Restore etcd' 10 'csictl() {
     command csictl "${@/db-4/db-2}" --confirm db-1
 }'
 until_said db-2 'csictl cluster status' joined
-until_said db-2 'csictl cluster status' 'generation: 3'
+until_said db-2 'csictl cluster status' 'generation: 4'
 until_said anna 'csictl node show db-1' fenced
 keeps_file db-2
 # Nobody knows that disk-1 is attached.
