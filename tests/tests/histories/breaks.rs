@@ -103,10 +103,10 @@ impl Break {
 /// Who has to be red, and by what.
 #[derive(Clone, Copy, Debug)]
 enum Judge {
-    /// The checker, by this rule alone.
+    /// The checker, by this rule. What a break does to one volume may break another rule at the next.
     Checker(&'static str),
-    /// The witness, by this rule of CSI and a call of this name.
-    Witness(u8, &'static str),
+    /// The witness, by one of these rules of CSI and a call of this name.
+    Witness(&'static [u8], &'static str),
 }
 
 /// The rules of the checker, as it says them.
@@ -121,13 +121,13 @@ impl Judge {
                 let (is_linearizable, said) = judge(&run.checker, &run.shared.history.path);
                 assert!(!is_linearizable && said.contains("not linearizable"), "{said}");
                 let broken: Vec<_> = said.lines().filter_map(|line| line.strip_prefix("rule: ")).collect();
-                assert!(!broken.is_empty() && broken.iter().all(|rule| *rule == due), "{due}: {said}");
+                assert!(broken.contains(&due), "{due}: {said}");
             }
-            Judge::Witness(rule, rpc) => {
+            Judge::Witness(rules, rpc) => {
                 let report = run.report(ATTACHING);
-                let mut breaches = report.breaches.iter().filter(|breach| breach.rule == rule);
+                let mut breaches = report.breaches.iter().filter(|breach| rules.contains(&breach.rule));
                 let is_seen = breaches.any(|breach| breach.calls.iter().any(|call| call.rpc == rpc));
-                assert!(is_seen, "no breach of rule {rule}: {report}");
+                assert!(is_seen, "no breach of the rules {rules:?}: {report}");
             }
         }
     }
@@ -188,7 +188,8 @@ fn csid_that_says_detached_early_is_seen() {
 
 #[test]
 fn witness_sees_csid_that_says_detached_early() {
-    is_seen(Break::EarlyDetached, Judge::Witness(23, "NodeStageVolume"));
+    // The volume is staged, or its NodeUnstageVolume has no answer yet.
+    is_seen(Break::EarlyDetached, Judge::Witness(&[23, 25], "ControllerUnpublishVolume"));
 }
 
 #[test]
