@@ -4,9 +4,10 @@
 //! Some are csid's, which the tests build with feature `fault`. The others come from outside, by what a fault of the servers would do to etcd.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use csi_proto::cluster::v1::{Owed, ReleaseAsk};
+use csi_witness::report::Report;
 use csid_etcd::api::KeyValue;
 use csid_tests::dice::Dice;
 use csid_tests::world::{World, world};
@@ -18,6 +19,8 @@ use crate::{Run, judge};
 /// The load goes on until so many claims were granted, and so many were broken from outside. On a busy machine that takes longer.
 const GRANTED: usize = 80;
 const BROKEN: usize = 20;
+/// How much longer the load goes on at most until the witness has seen its breach.
+const LONGER: Duration = Duration::from_secs(60);
 /// The time between two breaks.
 const PAUSE: Duration = Duration::from_millis(150);
 /// How long a client has a volume at most. Others are to come within this time.
@@ -103,10 +106,10 @@ impl Break {
 /// Who has to be red, and by what.
 #[derive(Clone, Copy, Debug)]
 enum Judge {
-    /// The checker, by this rule. What a break does to one volume may break another rule at the next.
+    /// The checker, by this rule alone.
     Checker(&'static str),
-    /// The witness, by one of these rules of CSI and a call of this name.
-    Witness(&'static [u8], &'static str),
+    /// The witness, by this rule of CSI and a call of this name.
+    Witness(u8, &'static str),
 }
 
 /// The rules of the checker, as it says them.
@@ -121,20 +124,33 @@ impl Judge {
                 let (is_linearizable, said) = judge(&run.checker, &run.shared.history.path);
                 assert!(!is_linearizable && said.contains("not linearizable"), "{said}");
                 let broken: Vec<_> = said.lines().filter_map(|line| line.strip_prefix("rule: ")).collect();
-                assert!(broken.contains(&due), "{due}: {said}");
+                assert!(!broken.is_empty() && broken.iter().all(|rule| *rule == due), "{due}: {said}");
             }
-            Judge::Witness(rules, rpc) => {
+            Judge::Witness(rule, rpc) => {
                 let report = run.report(ATTACHING);
-                let mut breaches = report.breaches.iter().filter(|breach| rules.contains(&breach.rule));
-                let is_seen = breaches.any(|breach| breach.calls.iter().any(|call| call.rpc == rpc));
-                assert!(is_seen, "no breach of the rules {rules:?}: {report}");
+                assert!(is_in(&report, rule, rpc), "no breach of rule {rule}: {report}");
             }
+        }
+    }
+
+    /// Returns whether the load has to go on. Only some of the grants show the witness its breach: on a fast machine csid's unstage has begun when the
+    /// controller is called, which is another rule.
+    fn needs_more(self, run: &Run) -> bool {
+        match self {
+            Judge::Checker(_) => false,
+            Judge::Witness(rule, rpc) => !is_in(&run.report(ATTACHING), rule, rpc),
         }
     }
 }
 
-/// Runs two hosts under load, and ends it. `None`: nothing is broken.
-async fn under_load(w: &World, wrong: Option<Break>) -> Run {
+/// Returns whether a report has a breach of a rule with a call of this name.
+fn is_in(report: &Report, rule: u8, rpc: &str) -> bool {
+    let mut breaches = report.breaches.iter().filter(|breach| breach.rule == rule);
+    breaches.any(|breach| breach.calls.iter().any(|call| call.rpc == rpc))
+}
+
+/// Runs two hosts under load, and ends it. `wrong` is `None`: nothing is broken. `judge` is `None`: nobody has to see a breach.
+async fn under_load(w: &World, wrong: Option<Break>, judge: Option<Judge>) -> Run {
     let mut run = Run::start(w, Dice::seed(), 1, HELD).await;
     run.csid_break = wrong.map_or("", Break::of_csid);
     run.hosts(2).await;
@@ -147,6 +163,10 @@ async fn under_load(w: &World, wrong: Option<Break>) -> Run {
             broken += wrong.once(&run, volume.name).await;
         }
     }
+    let end = Instant::now() + LONGER;
+    while Instant::now() < end && judge.is_some_and(|judge| judge.needs_more(&run)) {
+        tokio::time::sleep(5 * PAUSE).await;
+    }
     // A call that has ended and has no line yet would be another reason to be red.
     run.break_off();
     run
@@ -155,7 +175,7 @@ async fn under_load(w: &World, wrong: Option<Break>) -> Run {
 /// Runs a cluster with a break. The judge has to see it.
 fn is_seen(wrong: Break, judge: Judge) {
     world(async move |w| {
-        let run = under_load(w, Some(wrong)).await;
+        let run = under_load(w, Some(wrong), Some(judge)).await;
         judge.judges(&run);
     });
 }
@@ -163,7 +183,7 @@ fn is_seen(wrong: Break, judge: Judge) {
 #[test]
 fn unbroken_cluster_is_green() {
     world(async |w| {
-        let run = under_load(w, None).await;
+        let run = under_load(w, None, None).await;
         let (is_linearizable, said) = judge(&run.checker, &run.shared.history.path);
         assert!(is_linearizable, "{said}");
         for plugin in BTreeSet::from(VOLUMES.map(|volume| volume.plugin)) {
@@ -188,8 +208,7 @@ fn csid_that_says_detached_early_is_seen() {
 
 #[test]
 fn witness_sees_csid_that_says_detached_early() {
-    // The volume is staged, or its NodeUnstageVolume has no answer yet.
-    is_seen(Break::EarlyDetached, Judge::Witness(&[23, 25], "ControllerUnpublishVolume"));
+    is_seen(Break::EarlyDetached, Judge::Witness(23, "NodeStageVolume"));
 }
 
 #[test]
