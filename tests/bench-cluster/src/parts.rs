@@ -24,7 +24,7 @@ use crate::site::Site;
 pub const CALLERS: usize = 64;
 /// Volumes that the claims of one second may need at most, of all callers and of one.
 const PER_SECOND: usize = 2500;
-const OF_CALLER: usize = 50;
+const OF_CALLER: usize = 250;
 /// How long all nodes may take for claims of one volume.
 const AT_ONCE: Duration = Duration::from_secs(60);
 /// Changes whose lag is measured.
