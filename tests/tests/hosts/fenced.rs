@@ -1,5 +1,6 @@
 //! Claims that end at the servers by an operator's word, while the host goes on.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use csi_proto::cluster::v1::{FenceAsk, NodeAsk, NodeChange, ReleaseAsk};
 use csid_client::{Client, Kind, MountOptions};
 use csid_tests::ask::*;
 use csid_tests::fault::Fault;
+use csid_tests::hung::{FILE, LOOKS};
 use csid_tests::kernel;
 use csid_tests::world::{World, eventually, refusal, world};
 
@@ -126,7 +128,7 @@ fn fenced_host_gives_up_what_is_not_in_use() {
         mount_registered(&client, "data", "web").await.unwrap();
         claim(&client, "more", "web").await.unwrap();
         let mounted = mount_registered(&client, "open", "web").await.unwrap();
-        let file = std::fs::File::create(format!("{}/file", mounted.source)).unwrap();
+        let file = File::create(format!("{}/file", mounted.source)).unwrap();
         fence(&site, "n1").await;
         fenced(w).await;
         eventually("what is not in use is given up", async || {
@@ -144,6 +146,48 @@ fn fenced_host_gives_up_what_is_not_in_use() {
         mount_registered(&client, "data", "web").await.unwrap();
         servers_have(&site, "data", &["n1/web"]).await;
         unmount(&client, "data", "web").await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
+/// A process has a file of each mount open: an unmount without a detach is refused as Busy.
+#[test]
+fn fenced_host_detaches_dead_mount_and_keeps_hung() {
+    world(async |w| {
+        let site = one_server(&["dead", "hangs"]).await;
+        let node = site.node("n1");
+        w.add_plugin_and("p", &[], "").await;
+        w.configure(&format!("{}on-fenced = \"unmount\"\n", of_node("n1", node.run())));
+        let client = w.start().await;
+        healthy(&client, "p").await;
+        joined(w).await;
+        w.hang("p", "NodeStageVolume");
+        let dead = mount_registered(&client, "dead", "web").await.unwrap().source;
+        let hangs = mount_registered(&client, "hangs", "web").await.unwrap().source;
+        let file_of_dead = File::open(Path::new(&dead).join(FILE)).unwrap();
+        let file_of_hung = File::open(Path::new(&hangs).join(FILE)).unwrap();
+        w.hung().end("ext-dead");
+        w.hung().hold_of("ext-hangs", &LOOKS);
+        fence(&site, "n1").await;
+        fenced(w).await;
+        eventually("the dead mount is given up", async || {
+            // The ends of claims are owed to the servers.
+            let claims = claims(&client).await;
+            claims.iter().all(|claim| (claim.volume == "hangs") == (claim.state == "taken"))
+        })
+        .await;
+        assert!(row(&client, "dead", "web").await.is_none());
+        let mounts = kernel::mounts().unwrap();
+        assert!(mounts.iter().all(|mount| mount.point.as_os_str() != dead.as_str()), "it is mounted still");
+        w.hung().hangs("ext-hangs").await;
+        assert_eq!(row(&client, "hangs", "web").await.unwrap().state, "mounted");
+        assert!(!w.status().contains("joined"), "a mount is left: {}", w.status());
+        w.hung().release();
+        drop((file_of_dead, file_of_hung));
+        joined(w).await;
+        eventually("the servers know the ends", async || claims(&client).await.is_empty()).await;
+        servers_have(&site, "dead", &[]).await;
+        servers_have(&site, "hangs", &[]).await;
         w.nothing_left(&client).await;
     });
 }
