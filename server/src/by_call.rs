@@ -379,6 +379,7 @@ mod tests {
             call,
             unanswered: "c".into(),
             deadline_ms: 1,
+            sent_usec: 0,
         };
         let mut idle = record(Leg::Removing, false);
         forget(&mut idle, ID);

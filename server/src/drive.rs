@@ -40,6 +40,7 @@ use crate::records::{Around, TRIES, busy};
 use crate::rows::NodeState;
 use crate::sessions::Sessions;
 use crate::tasks::{Tasks, VolumeTask};
+use crate::time::now_usec;
 use crate::volume_calls::{leaves_claims, rpc_of_volume};
 
 /// How much longer than that and than the plugin's time a server waits for the answer.
@@ -508,6 +509,7 @@ pub fn intent(
         server: server.to_owned(),
         host: host.to_owned(),
         call: Some(call),
+        sent_usec: now_usec(),
     }
 }
 

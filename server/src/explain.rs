@@ -74,11 +74,13 @@ impl Cluster {
             let node = self.node(&claim.node).await?;
             let has_refused_mounts = node.is_some_and(|row| row.value.has_refused_mounts());
             let wait = wait_of(record, claim, (has_controller, has_refused_mounts), &claim_row.error);
+            let wait = wait.map(|wait| WaitExplained { since_usec: waits_since(claim), ..wait });
             claims.push(ClaimExplained { claim: Some(claim_row), wait });
         }
         let mut queue = Vec::new();
         for (entry, queued) in volume.queue.iter().zip(&record.queue) {
-            let wait = Some(self.wait_in_queue(record, queued).await?);
+            let wait = self.wait_in_queue(record, queued).await?;
+            let wait = Some(WaitExplained { since_usec: queued.claim.since_usec, ..wait });
             queue.push(QueueExplained { entry: Some(entry.clone()), wait });
         }
         let wait = rpc_of_volume(record).map(|rpc| {
@@ -97,7 +99,7 @@ impl Cluster {
                 attachment(record, at, has_controller, (why, generation))
             })
             .collect();
-        let acting = acting.filter(|of| of != &Acting::default());
+        let acting = acting.filter(|of| Acting { since_usec: 0, ..of.clone() } != Acting::default());
         let waits = claims
             .iter()
             .filter_map(|of| of.wait.as_ref())
@@ -143,6 +145,7 @@ impl Cluster {
             host: if sees_all || is_own { driver.host.clone() } else { String::new() },
             node: call.map(|call| call.node.clone()).unwrap_or_default(),
             consumer: call.map(|call| call.consumer.clone()).unwrap_or_default(),
+            since_usec: driver.sent_usec,
         })
     }
 
@@ -222,6 +225,15 @@ impl Cluster {
 /// Returns whether a claim's node has to end it: it is being released, and the node may have the volume mounted.
 pub fn owes(claim: &Claim) -> bool {
     claim.releasing && claim.state == ClaimState::Taken
+}
+
+/// Returns since when a claim waits, in microseconds since 1970. 0: this is not known.
+fn waits_since(claim: &Claim) -> u64 {
+    match (claim.releasing, claim.state) {
+        (true, _) => claim.released_usec,
+        (false, ClaimState::Pending) => claim.since_usec,
+        (false, _) => 0,
+    }
 }
 
 /// Returns what a claim waits for. `None`: nothing. `error`: why the claim does not go on, as the caller may see it.

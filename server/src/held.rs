@@ -397,6 +397,7 @@ mod tests {
             }),
             unanswered: unanswered.into(),
             deadline_ms: 1,
+            sent_usec: 0,
         };
         let unanswered = |rpc, node, before| {
             let left = driver_after(driver(rpc, node, before), "n1")?;

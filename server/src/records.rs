@@ -1,7 +1,7 @@
 //! Records as csid's rules take them, and their change in etcd.
 
 use csid::store::Durability;
-use csid::store::registry::{Attachment, Conflict, Record, RegistryError, Swap, VolumeName};
+use csid::store::registry::{Attachment, Claim, Conflict, Record, RegistryError, Swap, VolumeName};
 use csid::volume::rules::{self, Claims};
 use csid::{Error, Kind};
 use csid_etcd::{Guard, RowKey, Swapped};
@@ -10,6 +10,7 @@ use crate::cluster::Cluster;
 use crate::edges::{self, Edge};
 use crate::failure::ServerError;
 use crate::rows::{NodeRow, PluginRow, Read};
+use crate::time::now_usec;
 
 /// Tries of a change of a record that others are faster with.
 pub const TRIES: usize = 64;
@@ -95,13 +96,24 @@ impl Around {
     }
 
     /// Returns a record with the claims and attachments of a step. An attachment that the step asks for is of the cluster's generation. The record may have the
-    /// one whose detach has ended in this step.
+    /// one whose detach has ended in this step. A claim that the step begins to release has the time.
     pub fn stepped(&self, record: &Record, after: Claims) -> Record {
-        let Claims { claims, mut attachments, .. } = after;
+        let Claims { mut claims, mut attachments, .. } = after;
         let is_new = |at: &&mut Attachment| {
             at.uncalled && record.attachment(&at.node).is_none_or(|before| !before.uncalled)
         };
         attachments.iter_mut().filter(is_new).for_each(|at| at.generation = self.generation);
+        let is_begun =
+            |had: Option<&Claim>, has: &Claim| has.releasing && had.is_none_or(|had| !had.releasing);
+        let begun: Vec<Claim> = record
+            .claims
+            .differences(&claims)
+            .into_iter()
+            .filter_map(|(had, has)| has.filter(|has| is_begun(had, has)).cloned())
+            .collect();
+        for claim in begun {
+            claims.insert(Claim { released_usec: now_usec(), ..claim });
+        }
         Record { claims, attachments, ..record.clone() }
     }
 }

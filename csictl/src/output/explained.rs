@@ -4,7 +4,7 @@ use csi_proto::cluster::v1::{
     Acting, ClaimExplained, ClaimInList, ClaimRow, Explanation, NodeExplained, QueueExplained, QueueRow,
     WaitExplained,
 };
-use csi_proto::time::timestamp;
+use csi_proto::time::{since as since_time, timestamp};
 use serde_json::{Value, json};
 
 use super::text::{facts, table};
@@ -42,9 +42,10 @@ pub fn waits(found: &Explanation) -> impl Iterator<Item = (String, &WaitExplaine
 }
 
 fn waits_for(who: &str, wait: &WaitExplained) -> String {
+    let since = since_time(wait.since_usec);
     match who {
-        "" => wait.text.clone(),
-        who => format!("{} ({who})", wait.text),
+        "" => format!("{}{since}", wait.text),
+        who => format!("{} ({who}){since}", wait.text),
     }
 }
 
@@ -74,7 +75,7 @@ fn acting(of: &Acting) -> String {
         (node, "") => format!(" for node {node}"),
         (node, consumer) => format!(" for {node}/{consumer}"),
     };
-    format!("{server}: {rpc}{host}{claim}")
+    format!("{server}: {rpc}{host}{claim}{}", since_time(of.since_usec))
 }
 
 fn claims(found: &Explanation) -> String {
@@ -94,7 +95,7 @@ fn claims(found: &Explanation) -> String {
             format!("{}{releasing}{parked}", row.state),
             since(claim.since_usec),
             attached(&row.node),
-            of.wait.as_ref().map(|wait| wait.text.clone()).unwrap_or_default(),
+            of.wait.as_ref().map(|wait| waits_for("", wait)).unwrap_or_default(),
         ]
     });
     match found.claims.is_empty() {
@@ -150,7 +151,13 @@ pub fn of_servers_json(found: &Explanation, next: &str) -> Value {
     let volume = found.volume.clone().unwrap_or_default();
     let wait = |of: Option<&WaitExplained>| match of {
         None => Value::Null,
-        Some(of) => json!({ "kind": of.kind, "text": of.text, "holders": of.holders, "node": of.node }),
+        Some(of) => json!({
+            "kind": of.kind,
+            "text": of.text,
+            "holders": of.holders,
+            "node": of.node,
+            "since-usec": of.since_usec,
+        }),
     };
     let claims = found.claims.iter().map(|of| {
         let (claim, row) = (listed(of), row_of(of));
@@ -188,6 +195,7 @@ pub fn of_servers_json(found: &Explanation, next: &str) -> Value {
             "host": of.host,
             "node": of.node,
             "consumer": of.consumer,
+            "since-usec": of.since_usec,
         })
     });
     let queue = found.queue.iter().map(|of| {
@@ -248,6 +256,7 @@ mod tests {
                 ..WaitExplained::default()
             })
         };
+        let unmounts = wait("node", "node n1 to unmount the volume", "n1").unwrap();
         let entry = QueueRow { node: "n2".into(), consumer: "job\u{1b}".into(), r#use: used, since_usec: 0 };
         Explanation {
             volume: Some(VolumeRow {
@@ -258,7 +267,7 @@ mod tests {
             }),
             claims: vec![ClaimExplained {
                 claim: Some(claim),
-                wait: wait("node", "node n1 to unmount the volume", "n1"),
+                wait: Some(WaitExplained { since_usec: 1_709_210_106_007_000, ..unmounts }),
             }],
             attachments: vec![AttachmentExplained {
                 node: "n1".into(),
@@ -269,6 +278,7 @@ mod tests {
                 server: "s1".into(),
                 rpc: "CreateSnapshot".into(),
                 host: "c1".into(),
+                since_usec: 1_709_210_116_007_000,
                 ..Acting::default()
             }),
             queue: vec![QueueExplained { entry: Some(entry), wait: wait("claims", "the end of n1/web", "") }],
@@ -282,12 +292,12 @@ mod tests {
         let expected = "    \
     volume: prod/db
     plugin: p
- waits for: node n1 to unmount the volume (n1/web)
-      acts: s1: CreateSnapshot on node c1
+ waits for: node n1 to unmount the volume (n1/web) since 2024-02-29T12:35:06.007Z
+      acts: s1: CreateSnapshot on node c1 since 2024-02-29T12:35:16.007Z
         do: fence it
 
 HOLDER  MODE   ACCESS  STATE             SINCE                     ATTACHED  WAITS FOR
-n1/web  write  single  taken, releasing  2024-02-29T12:34:56.007Z  attached  node n1 to unmount the volume
+n1/web  write  single  taken, releasing  2024-02-29T12:34:56.007Z  attached  node n1 to unmount the volume since 2024-02-29T12:35:06.007Z
 
 IN QUEUE  MODE   SINCE  WAITS FOR
 n2/job\u{fffd}   write  -      the end of n1/web
@@ -298,6 +308,8 @@ n1    ready  away     1
         assert_eq!(of_servers(&explanation(), "fence it".into()), expected);
         let value = of_servers_json(&explanation(), "fence it");
         assert_eq!(value["claims"][0]["waits-for"]["kind"], "node");
+        assert_eq!(value["claims"][0]["waits-for"]["since-usec"], 1_709_210_106_007_000_u64);
+        assert_eq!(value["acting"]["since-usec"], 1_709_210_116_007_000_u64);
         assert_eq!((&value["acting"]["host"], &value["nodes"][0]["away"]), (&json!("c1"), &json!(true)));
         let quiet = Explanation { volume: explanation().volume, ..Explanation::default() };
         assert!(of_servers(&quiet, String::new()).ends_with("waits for: nothing\n"));

@@ -201,6 +201,7 @@ pub(super) mod tests {
             secrets_given: true,
             error: Some("failed once".into()),
             since_usec: 1,
+            released_usec: 0,
             id: String::new(),
             call: String::new(),
             keeper: String::new(),

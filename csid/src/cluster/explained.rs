@@ -33,11 +33,13 @@ pub(super) fn read_explanation(of: Explanation, own: &str) -> ServersExplanation
             read.holders.push(name.clone());
             read.steps.push(format!("claim of {name}: {}{}", state(claim), since(listed.since_usec)));
         }
-        read.steps.extend(wait.map(|wait| format!("claim of {name} waits for {wait}")));
+        let began = of.wait.as_ref().map_or(0, |wait| wait.since_usec);
+        read.steps.extend(wait.map(|wait| format!("claim of {name} waits for {wait}{}", since(began))));
     }
     for of in of.queue.iter().take(ROWS) {
         let (Some(entry), Some(wait)) = (&of.entry, of.wait.as_ref().map(text)) else { continue };
-        read.steps.push(format!("{} waits in the queue for {wait}", name_of(&entry.node, &entry.consumer)));
+        let (name, since) = (name_of(&entry.node, &entry.consumer), since(entry.since_usec));
+        read.steps.push(format!("{name} waits in the queue for {wait}{since}"));
     }
     let is_shown = |at: &&AttachmentExplained| at.node != own || !at.node_id.is_empty();
     for at in of.attachments.iter().filter(is_shown).take(ROWS) {
@@ -53,9 +55,10 @@ pub(super) fn read_explanation(of: Explanation, own: &str) -> ServersExplanation
         let [rpc, host, node] = [&acting.rpc, &acting.host, &acting.node].map(|text| presentable(text, TEXT));
         let at = if host.is_empty() { String::new() } else { format!(" on node {host}") };
         let for_node = if node.is_empty() { String::new() } else { format!(" for node {node}") };
+        let since = since(acting.since_usec);
         read.steps.push(match rpc.is_empty() {
-            true => format!("the servers' last controller call{at} has no answer"),
-            false => format!("a server calls {rpc}{at}{for_node}"),
+            true => format!("the servers' last controller call{at} has no answer{since}"),
+            false => format!("a server calls {rpc}{at}{for_node}{since}"),
         });
     }
     read.steps.extend(of.nodes.iter().take(ROWS).filter_map(state_of_node));
@@ -118,13 +121,16 @@ mod tests {
             state: "attached".into(),
             ..AttachmentExplained::default()
         };
+        let mut unmount = wait("node n2 to unmount the volume");
+        unmount.as_mut().unwrap().since_usec = 1_709_210_106_007_000;
         let explanation = Explanation {
-            claims: vec![claim("n2", true, wait("node n2 to unmount the volume"))],
+            claims: vec![claim("n2", true, unmount)],
             queue: vec![QueueExplained { entry: Some(queued), wait: wait("the end of n2/web") }],
             attachments: vec![attachment],
             acting: Some(Acting {
                 rpc: "ControllerPublishVolume".into(),
                 node: "n2".into(),
+                since_usec: 1_709_210_116_007_000,
                 ..Acting::default()
             }),
             nodes: vec![
@@ -140,10 +146,10 @@ mod tests {
         );
         let due = [
             "claim of n2/web: taken, releasing since 2024-02-29T12:34:56.007Z",
-            "claim of n2/web waits for node n2 to unmount the volume",
+            "claim of n2/web waits for node n2 to unmount the volume since 2024-02-29T12:35:06.007Z",
             "n1/job waits in the queue for the end of n2/web",
             "node n2: attached",
-            "a server calls ControllerPublishVolume for node n2",
+            "a server calls ControllerPublishVolume for node n2 since 2024-02-29T12:35:16.007Z",
             "node n2: draining, away, has yet to unmount it for 1 claims",
         ];
         assert_eq!(read.steps, due);

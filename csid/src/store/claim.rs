@@ -110,9 +110,9 @@ pub struct Grant {
     pub boot: Option<String>,
     /// The generation of the cluster, and the revision of its etcd, at which a server granted the claim last. They prove that etcd has gone back
     /// if it has less. 0: none has granted it, or an earlier csid did not note it.
-    #[serde(default, skip_serializing_if = "Grant::is_unknown")]
+    #[serde(default, skip_serializing_if = "is_unknown")]
     pub generation: u64,
-    #[serde(default, skip_serializing_if = "Grant::is_unknown")]
+    #[serde(default, skip_serializing_if = "is_unknown")]
     pub revision: u64,
 }
 
@@ -121,10 +121,11 @@ impl Grant {
     pub fn new(cluster: String, leg: Leg) -> Grant {
         Grant { cluster, leg, boot: None, generation: 0, revision: 0 }
     }
+}
 
-    fn is_unknown(number: &u64) -> bool {
-        *number == 0
-    }
+/// Returns whether a number is 0, which means that it is not known.
+pub(super) fn is_unknown(number: &u64) -> bool {
+    *number == 0
 }
 
 /// A claim of a volume.
@@ -161,6 +162,10 @@ pub struct Claim {
     pub error: Option<String>,
     #[serde(default)]
     pub since_usec: u64,
+    /// When a server of a cluster began to release the claim, in microseconds since 1970, for people. 0: it is not being released, csid
+    /// alone took it, or an earlier server did not note it.
+    #[serde(default, skip_serializing_if = "is_unknown")]
+    pub released_usec: u64,
     /// The random name that a cluster's server gave the claim. Empty: csid alone took it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub id: String,

@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::store::claim::{Blocked, Capability, Claim, ClaimState, Queued};
+use crate::store::claim::{Blocked, Capability, Claim, ClaimState, Queued, is_unknown};
 use crate::store::claim_set::ClaimSet;
 use crate::store::rows::{AttachmentMode, Leg, MountKey, Usage, VolumeKey};
 use crate::store::words::or_default;
@@ -406,6 +406,9 @@ pub struct Driver {
     /// How long the plugin has for the call and for one without an answer, in milliseconds. 0: an earlier server did not note it.
     #[serde(default)]
     pub deadline_ms: u64,
+    /// When the server was about to send the last call, in microseconds since 1970, for people. 0: an earlier server did not note it.
+    #[serde(default, skip_serializing_if = "is_unknown")]
+    pub sent_usec: u64,
 }
 
 /// A call to a controller that a server has sent, or is about to send.

@@ -262,6 +262,7 @@ pub(in crate::volume) fn new_claim(consumer: &str, node: &str, uid: u32, usage: 
         secrets_given: false,
         error: None,
         since_usec: 0,
+        released_usec: 0,
         id: String::new(),
         call: String::new(),
         keeper: String::new(),

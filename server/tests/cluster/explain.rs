@@ -1,6 +1,9 @@
 //! Explanations of volumes: what each claim waits for, who acts, and who may see which name.
 
+use std::time::UNIX_EPOCH;
+
 use csi_proto::cluster::v1::{ClaimAsk, Explanation, ReleaseAsk, VolumeAsk};
+use csi_proto::time::timestamp;
 use serde_json::{Value, json};
 
 use crate::attach::{Controller, claiming, user};
@@ -9,6 +12,15 @@ use crate::site::{Site, eventually, release_ask};
 
 fn data() -> VolumeAsk {
     VolumeAsk { namespace: "default".into(), volume: "data".into(), ..VolumeAsk::default() }
+}
+
+fn now_usec() -> u64 {
+    u64::try_from(UNIX_EPOCH.elapsed().unwrap().as_micros()).unwrap()
+}
+
+/// Takes `since-usec` out of an object of JSON.
+fn take_since(of: &mut Value) -> u64 {
+    of.as_object_mut().unwrap().remove("since-usec").unwrap().as_u64().unwrap()
 }
 
 async fn explained(site: &Site, who: &str) -> Explanation {
@@ -29,9 +41,14 @@ async fn explanation_names_what_a_release_waits_for() {
     assert_eq!((&found["claims"], &found["acting"], &found["do"]), (&json!([]), &Value::Null, &json!("")));
 
     // An attach in flight.
+    let begun = now_usec();
     let claim = claiming(&n1, 0, "data");
     let call = controller.called().await;
-    let found = explain().await;
+    let called = now_usec();
+    let mut found = explain().await;
+    let sent = take_since(&mut found["acting"]);
+    let waits = take_since(&mut found["claims"][0]["waits-for"]);
+    assert!(begun <= waits && waits <= sent && sent <= called, "{begun} {waits} {sent} {called}");
     let acting = json!({
         "server": "s0", "gone": false, "rpc": "ControllerPublishVolume", "host": "c1", "node": "n1", "consumer": "web",
     });
@@ -43,7 +60,9 @@ async fn explanation_names_what_a_release_waits_for() {
     // A claim that waits for the holder.
     let waits = ClaimAsk { queue_ms: 600_000, answer_ms: 1, ..n2.ask("data", "job") };
     n2.client(0).claim(waits).await.unwrap_err();
-    let found = explain().await;
+    let mut found = explain().await;
+    let waits = take_since(&mut found["queue"][0]["waits-for"]);
+    assert!(called <= waits && waits <= now_usec(), "{found}");
     let due = json!({ "kind": "claims", "text": "the end of n1/web", "holders": ["n1/web"], "node": "" });
     assert_eq!((&found["queue"][0]["waits-for"], &found["claims"][0]["waits-for"]), (&due, &Value::Null));
     assert!(
@@ -59,9 +78,12 @@ async fn explanation_names_what_a_release_waits_for() {
     );
 
     // Its node has to unmount the volume, and is away.
+    let begun = now_usec();
     let release = ReleaseAsk { deadline_ms: 1, ..release_ask("data", "n1") };
     site.operator(0, "all").release(release).await.unwrap_err();
-    let found = explain().await;
+    let mut found = explain().await;
+    let released = take_since(&mut found["claims"][0]["waits-for"]);
+    assert!(begun <= released && released <= now_usec(), "{found}");
     assert_eq!(
         (&found["claims"][0]["waits-for"]["kind"], &found["claims"][0]["waits-for"]["node"]),
         (&json!("node"), &json!("n1"))
@@ -77,7 +99,7 @@ async fn explanation_names_what_a_release_waits_for() {
     let said = csictl(&file, "--operator explain default data").await;
     assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
     for due in [
-        "waits for: node n1 to unmount the volume (n1/web)",
+        &format!("waits for: node n1 to unmount the volume (n1/web) since {}", timestamp(released)),
         "csictl node fence n1 --reason TEXT",
         "taken, releasing",
         "the end of n1/web",
@@ -94,7 +116,10 @@ async fn explanation_names_what_a_release_waits_for() {
         (&found["acting"]["rpc"], &found["acting"]["host"]),
         (&json!("ControllerUnpublishVolume"), &json!("c1"))
     );
-    assert_eq!(found["claims"][0]["waits-for"]["kind"], "detach");
+    let wait = &found["claims"][0]["waits-for"];
+    assert_eq!((&wait["kind"], &wait["since-usec"]), (&json!("detach"), &json!(released)));
+    let sent = found["acting"]["since-usec"].clone();
+    assert!(sent.as_u64() > Some(released), "{found}");
 
     // Who may not list nodes and servers sees neither the server nor the host.
     let of_node = n2.client(0).explain(data()).await.unwrap().into_inner();
@@ -115,6 +140,7 @@ async fn explanation_names_what_a_release_waits_for() {
         found["claims"][0]["waits-for"]["kind"] != "attach"
             && found["acting"]["rpc"] == ""
             && found["acting"]["host"] == "c1"
+            && found["acting"]["since-usec"] == sent
     })
     .await;
     let said = csictl(&file, "--operator explain default data").await;

@@ -33,6 +33,7 @@ pub fn claim(consumer: &str, node: &str) -> Claim {
         secrets_given: true,
         error: Some("\"quoted\"".into()),
         since_usec: 1_700_000_000_000_000,
+        released_usec: 0,
         id: String::new(),
         call: String::new(),
         keeper: String::new(),

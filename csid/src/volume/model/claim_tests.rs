@@ -49,6 +49,7 @@ pub(super) fn claim(consumer: &str, node: &str, mode: ClaimMode, access_mode: Ac
         secrets_given: false,
         error: None,
         since_usec: 0,
+        released_usec: 0,
         id: String::new(),
         call: String::new(),
         keeper: String::new(),
