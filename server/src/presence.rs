@@ -3,11 +3,13 @@
 //! ```text
 //!   absent ── row written, own beat seen ──▶ present(ID) ── no beat seen for 10 s ──▶ absent ── a beat seen ──▶ present(ID)
 //!                                                       └── lease lost ──▶ absent, a new ID
+//!   present(ID) ── etcd's database is full, and its reads are seen ──▶ present(ID)
 //!   present(ID) ── etcd has values of a version that this server does not know ──▶ closed ── it knows them again, a beat seen ──▶ present(ID)
 //! ```
 //!
 //! A lease says that a server is there. It never says what the server may do: each write compares the row.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -55,6 +57,8 @@ pub struct Presence {
     closed: Arc<Mutex<Option<String>>>,
     /// Whether this server stops by an administrator's order.
     stops: watch::Sender<bool>,
+    /// Whether etcd has refused the last beat because its database is full.
+    full: Arc<AtomicBool>,
 }
 
 /// How far this server is behind etcd.
@@ -81,7 +85,23 @@ enum BeatError {
 impl Presence {
     pub fn new() -> Self {
         let (here, stops) = (watch::channel(None).0, watch::channel(false).0);
-        Presence { here, lag: Arc::default(), closed: Arc::default(), stops }
+        Presence { here, lag: Arc::default(), closed: Arc::default(), stops, full: Arc::default() }
+    }
+
+    /// Returns whether etcd's database is full, by the last beat. etcd answers reads then, and refuses changes.
+    pub fn is_full(&self) -> bool {
+        self.full.load(Ordering::Relaxed)
+    }
+
+    /// Notes whether etcd's database is full.
+    fn set_full(&self, full: bool) {
+        match (self.full.swap(full, Ordering::Relaxed), full) {
+            (false, true) => {
+                tracing::error!("etcd's database has reached its quota: no claim begins or ends")
+            }
+            (true, false) => tracing::info!("etcd has space again"),
+            _ => {}
+        }
     }
 
     fn lag_now(&self) -> MutexGuard<'_, Lag> {
@@ -205,6 +225,7 @@ impl Presence {
             Err(_) => return BeatError::Late,
         };
         tracing::info!(id = here.id, "this server is in etcd");
+        self.set_full(false);
         self.end_beat();
         let mut last = Instant::now();
         self.enter(&here);
@@ -217,7 +238,8 @@ impl Presence {
             let beat = beat(&store, registry, &here, ServerRow { beat: number, ..row() });
             let begun = Instant::now();
             match tokio::time::timeout_at(last + PATIENCE, beat).await {
-                Ok(Ok(())) => {
+                Ok(Ok(full)) => {
+                    self.set_full(full);
                     self.end_beat();
                     last = Instant::now();
                     self.enter(&here);
@@ -233,8 +255,8 @@ impl Presence {
                         // The next try has its own time.
                         last = Instant::now();
                     }
-                    // Claims wait for this server. The servers of a cluster do not ask etcd at the same moment. An etcd that refuses at once, as one
-                    // without space, is not asked more often than one that answers.
+                    // Claims wait for this server. The servers of a cluster do not ask etcd at the same moment. An etcd that refuses at once is not
+                    // asked more often than one that answers.
                     pause = match begun.elapsed() < AGAIN.1 {
                         true => BEAT,
                         false => AGAIN.0 + (AGAIN.1 - AGAIN.0).mul_f64(random::share()),
@@ -262,24 +284,30 @@ async fn begin(store: &RowStore, registry: &EtcdRegistry, row: &ServerRow) -> Re
     }
 }
 
+/// Renews the lease, writes the row, and waits until it comes with the watch. Returns whether etcd has refused the row because its database is full. A
+/// read has to come with the watch then.
 async fn beat(
     store: &RowStore,
     registry: &EtcdRegistry,
     here: &Here,
     row: ServerRow,
-) -> Result<(), BeatError> {
+) -> Result<bool, BeatError> {
     if !store.keep_lease(here.lease).await? {
         return Err(BeatError::Lost);
     }
     let key = RowKey::Server(here.id.clone());
     let write = Write { value: Some(rows::write(&key, &row)?), key: key.clone(), lease: here.lease };
-    let revision = match edges::write(store, &[here.guard()], vec![write]).await? {
-        Written::Done { revision } => revision,
-        Written::Refused(_) => return Err(BeatError::Lost),
-        Written::Unknown => match store.read(&key).await? {
-            Some(row) => row.revision,
+    let written = edges::write(store, &[here.guard()], vec![write]).await;
+    let is_full = matches!(written, Err(EtcdError::Full));
+    let revision = match written {
+        Ok(Written::Done { revision }) => revision,
+        Ok(Written::Refused(_)) => return Err(BeatError::Lost),
+        Ok(Written::Unknown) | Err(EtcdError::Full) => match store.read(&key).await? {
+            Some(_) => store.etcd_revision(),
             None => return Err(BeatError::Lost),
         },
+        Err(error) => return Err(error.into()),
     };
-    Ok(registry.reached(revision).await?)
+    registry.reached(revision).await?;
+    Ok(is_full)
 }

@@ -63,6 +63,8 @@ const DUE: usize = 1024;
 const SCHEMA: Duration = Duration::from_secs(2);
 /// The status for systemd of a server that serves.
 const SERVES: &str = "serves nodes and operators";
+/// The same of one whose etcd is full.
+const FULL: &str = "no claim begins or ends: etcd's database has reached its quota";
 /// The time between two looks at the rows of the nodes that have a session.
 const NODES: Duration = Duration::from_secs(3);
 
@@ -356,28 +358,32 @@ fn reload(file: &Path, cluster: &Cluster, sessions: &Sessions) {
     }
 }
 
-/// Has this server serve only while it knows the version of the values in etcd, until the task is aborted.
+/// Has this server serve only while it knows the version of the values in etcd, until the task is aborted. systemd gets the status.
 async fn follow_schema(cluster: Arc<Cluster>) {
-    let mut reported = None;
+    let mut reported = (None, false);
     loop {
         tokio::time::sleep(SCHEMA).await;
         // Each read of the row closes the presence if the version is unknown. Without etcd nothing is known, and the beats decide.
         if cluster.meta_now().await.is_ok() {
             cluster.presence.close(None);
         }
-        let closed = cluster.presence.closed();
-        match &closed {
-            why if *why == reported => {}
-            Some(why) => {
+        let now = (cluster.presence.closed(), cluster.presence.is_full());
+        if now == reported {
+            continue;
+        }
+        match &now {
+            (Some(why), _) => {
                 tracing::error!("this server serves nothing: {why}");
                 notify(NotifyState::Status(&format!("serves nothing: {why}")));
             }
-            None => {
-                tracing::info!("this server knows the version of the values again, and serves");
-                notify(NotifyState::Status(SERVES));
+            (None, full) => {
+                if reported.0.is_some() {
+                    tracing::info!("this server knows the version of the values again, and serves");
+                }
+                notify(NotifyState::Status(if *full { FULL } else { SERVES }));
             }
         }
-        reported = closed;
+        reported = now;
     }
 }
 

@@ -74,6 +74,10 @@ impl Cluster {
         let servers = self.list_servers().await?;
         self.while_here(async {
             let mut attention = Vec::new();
+            if self.presence.is_full() {
+                let text = "etcd's database has reached its quota: no claim begins or ends".to_owned();
+                attention.push(about("etcd-full", "", text));
+            }
             let mut away = Vec::new();
             let states = self
                 .see_nodes(|node, row, state| {

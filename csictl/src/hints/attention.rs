@@ -77,6 +77,7 @@ fn next(of: &Attention) -> String {
         "node-away" => {
             format!("start it; if it is off for good: `csictl node fence {name} --reason TEXT`")
         }
+        "etcd-full" => "/usr/share/doc/csid/docs/cluster-operations.md, \"A full etcd\"".to_owned(),
         "another-machine" => format!("`csictl node show {name}`, then `csictl node accept {name}`"),
         "unreadable-node" => "`csictl server audit`".to_owned(),
         "node-ahead-of-etcd" => {
@@ -124,6 +125,7 @@ mod tests {
                 ..ServerRows::default()
             }),
             attention: vec![
+                of("etcd-full", ""),
                 of("node-away", "n1"),
                 of("another-machine", "n2"),
                 of("unreadable-node", "n3"),
@@ -140,6 +142,7 @@ mod tests {
         let due = [
             "recovering",
             "server-too-old",
+            "etcd-full",
             "node-away",
             "another-machine",
             "unreadable-node",
@@ -151,16 +154,17 @@ mod tests {
         ];
         assert_eq!(kinds, due);
         assert_eq!(found[1].name, "s1");
-        assert!(found[2].next.contains("csictl node fence n1"), "{found:?}");
+        assert!(found[2].next.contains("A full etcd"), "{found:?}");
+        assert!(found[3].next.contains("csictl node fence n1"), "{found:?}");
         assert!(
             found[0].text.contains("2 nodes") && found[0].next.contains("csictl server resume"),
             "{found:?}"
         );
-        assert!(found[5].next.contains("csictl server restored"), "{found:?}");
-        assert!(found[6].next.contains("csictl server resume"), "{found:?}");
-        assert_eq!(found[7].next, "`csictl --operator explain prod db`");
-        assert!(found[8].next.contains("`csictl --operator volume detach prod db NODE`"), "{found:?}");
-        assert!(found[..9].iter().all(|due| !due.next.is_empty()), "{found:?}");
+        assert!(found[6].next.contains("csictl server restored"), "{found:?}");
+        assert!(found[7].next.contains("csictl server resume"), "{found:?}");
+        assert_eq!(found[8].next, "`csictl --operator explain prod db`");
+        assert!(found[9].next.contains("`csictl --operator volume detach prod db NODE`"), "{found:?}");
+        assert!(found[..10].iter().all(|due| !due.next.is_empty()), "{found:?}");
     }
 
     #[test]

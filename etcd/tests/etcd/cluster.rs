@@ -108,7 +108,8 @@ impl Cluster {
     /// Saves a backup, as an administrator does.
     pub fn save(&self, file: &Path) {
         let _ = std::fs::remove_file(file);
-        etcdctl(&["--endpoints", &self.endpoints()[0], "snapshot", "save"], file, &[]);
+        let file = file.to_str().unwrap();
+        etcdctl(&["--endpoints", &self.endpoints()[0], "snapshot", "save", file]);
     }
 
     /// Restores a backup on all members, and starts them. `token`: that of the new cluster. `None`: that of the cluster of before.
@@ -117,14 +118,21 @@ impl Cluster {
         for (n, member) in self.members.iter_mut().enumerate() {
             let name = format!("m{n}");
             std::fs::remove_dir_all(&member.data).unwrap();
-            let more = [
-                ("--name", name.as_str()),
-                ("--data-dir", member.data.to_str().unwrap()),
-                ("--initial-cluster", &self.initial),
-                ("--initial-cluster-token", token.unwrap_or(&self.initial)),
-                ("--initial-advertise-peer-urls", &format!("http://{}", member.peer)),
-            ];
-            etcdctl(&["snapshot", "restore"], file, &more);
+            etcdctl(&[
+                "snapshot",
+                "restore",
+                file.to_str().unwrap(),
+                "--name",
+                &name,
+                "--data-dir",
+                member.data.to_str().unwrap(),
+                "--initial-cluster",
+                &self.initial,
+                "--initial-cluster-token",
+                token.unwrap_or(&self.initial),
+                "--initial-advertise-peer-urls",
+                &format!("http://{}", member.peer),
+            ]);
             member.process = member.command.spawn().unwrap();
         }
         self.started().await;
@@ -212,15 +220,10 @@ pub fn command(program: &Path, network: Option<&Path>) -> Command {
     command
 }
 
-/// Runs a command of etcdctl about a backup to its end.
-fn etcdctl(command: &[&str], file: &Path, more: &[(&str, &str)]) {
-    let done = Command::new("etcdctl")
-        .env("ETCDCTL_API", "3")
-        .args(command)
-        .arg(file)
-        .args(more.iter().flat_map(|(key, value)| [key, value]))
-        .output()
-        .expect("etcd-client is not installed");
+/// Runs a command of etcdctl to its end, which has to succeed.
+pub fn etcdctl(command: &[&str]) {
+    let done = Command::new("etcdctl").env("ETCDCTL_API", "3").args(command).output();
+    let done = done.expect("etcd-client is not installed");
     assert!(done.status.success(), "etcdctl {command:?}: {}", String::from_utf8_lossy(&done.stderr));
 }
 

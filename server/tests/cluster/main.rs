@@ -31,6 +31,7 @@ mod far_end;
 mod fault;
 mod fence;
 mod fields;
+mod full;
 mod granted_lies;
 mod joins;
 mod late;

@@ -230,7 +230,7 @@ async fn list_after_a_compaction_is_counted() {
 #[test]
 fn queries_name_metrics_of_the_document() {
     let (panels, alarms) = (queries::of_dashboard(DASHBOARD), queries::of_alarms(ALARMS));
-    assert!(panels.len() >= 20 && alarms.len() == 7);
+    assert!(panels.len() >= 20 && alarms.len() == 8);
     for query in panels.iter().chain(&alarms) {
         for (metric, _) in queries::metrics_of(query) {
             let name = ["_bucket", "_count", "_sum"].iter().find_map(|end| metric.strip_suffix(end));

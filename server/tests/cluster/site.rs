@@ -338,7 +338,11 @@ impl Site {
 
     /// Starts etcd of so many members, and servers likewise.
     pub async fn start_on(members: usize, servers: usize, keys: &str) -> Site {
-        let etcd = Etcd::start(members, &[]).await;
+        Site::on(Etcd::start(members, &[]).await, servers, keys)
+    }
+
+    /// Starts servers of this etcd.
+    pub fn on(etcd: Etcd, servers: usize, keys: &str) -> Site {
         let section = format!("endpoints = {:?}\n{GRANTS}", etcd.endpoints());
         Site::of(etcd, servers, keys, &section)
     }
@@ -802,12 +806,23 @@ impl Raw {
         self.change(Operation::RequestDeleteRange(delete)).await;
     }
 
+    /// Writes a key, unless etcd refuses that.
+    pub async fn try_put(&mut self, put: PutRequest) -> Result<(), Status> {
+        let success = vec![RequestOp { request: Some(Operation::RequestPut(put)) }];
+        self.0.txn(TxnRequest { success, ..TxnRequest::default() }).await.map(drop)
+    }
+
+    /// Returns etcd's last revision.
+    async fn revision(&mut self) -> Result<i64, Status> {
+        let range = RangeRequest { key: b"/csid/v1/meta".to_vec(), ..RangeRequest::default() };
+        let answer = self.0.range(range).await?;
+        Ok(answer.into_inner().header.expect("a header").revision)
+    }
+
     /// Compacts etcd up to its last revision.
     pub async fn compact(&mut self) {
         eventually("etcd is compacted", async || {
-            let range = RangeRequest { key: b"/csid/v1/meta".to_vec(), ..RangeRequest::default() };
-            let Ok(answer) = self.0.range(range).await else { return false };
-            let revision = answer.into_inner().header.expect("a header").revision;
+            let Ok(revision) = self.revision().await else { return false };
             self.0.compact(CompactionRequest { revision, physical: false }).await.is_ok()
         })
         .await;
