@@ -52,7 +52,7 @@ pub struct Cli {
     /// Ask the cluster's servers as an operator, whose keys this file names
     ///
     /// `csictl node` and `csictl server` do that anyway. With it, `volume list`, `volume show`, `volume register`, `volume deregister`,
-    /// `volume create`, `volume delete`, `volume expand`, `volume validate`, `volume snapshot`, `volume attach`, `volume detach`, `plugin volumes`,
+    /// `volume own`, `volume create`, `volume delete`, `volume expand`, `volume validate`, `volume snapshot`, `volume attach`, `volume detach`, `plugin volumes`,
     /// `plugin capacity`, `plugin delete-snapshot`, `snapshots`, `cluster status`, `explain`, `claims` and `release` do it, too. Without FILE it is
     /// $CSID_OPERATOR, or ~/.config/csid/operator.toml.
     #[arg(long, global = true, display_order = 903, value_name = "FILE", require_equals = true, conflicts_with_all = ["csid_socket", "bus"])]
@@ -78,10 +78,15 @@ impl Cli {
         self.operator.is_some()
     }
 
-    /// Refuses what an operator cannot ask the servers for.
+    /// Refuses what an operator cannot ask the servers for, and what an operator alone can.
     pub fn check(&self) -> Result<(), clap::Error> {
         if self.operator.is_none() {
-            return Ok(());
+            return match &self.command {
+                Command::Volume(command) if matches!(**command, Volume::Own { .. }) => {
+                    Err(Cli::command().error(ErrorKind::MissingRequiredArgument, OWN))
+                }
+                _ => Ok(()),
+            };
         }
         let refused = |text: &str| Err(Cli::command().error(ErrorKind::ArgumentConflict, text));
         let option = match &self.command {
@@ -90,6 +95,7 @@ impl Cli {
             Command::Volume(command) => match &**command {
                 Volume::List(_) | Volume::Show { .. } => None,
                 Volume::Register(args) => of_operations(&args.spec.wait, args.spec.wait.deadline.usec()),
+                Volume::Own { .. } => None,
                 Volume::Deregister { force: true, .. } => Some("--force"),
                 Volume::Deregister { forget: true, .. } => Some("--forget"),
                 Volume::Deregister { wait, .. } => of_operations(wait, wait.deadline.usec()),
@@ -148,9 +154,11 @@ impl Cli {
     }
 }
 
+/// The refusal of `volume own` without an operator.
+pub const OWN: &str = "`volume own` asks the servers of a cluster, and needs --operator";
 /// The commands with --operator.
 const OPERATORS: &str = "--operator is for `csictl node`, `csictl server`, `volume list`, `volume show`, `volume register`, `volume deregister`, \
-                         `volume create`, `volume delete`, `volume expand`, `volume validate`, `volume snapshot`, \
+                         `volume own`, `volume create`, `volume delete`, `volume expand`, `volume validate`, `volume snapshot`, \
                          `volume attach`, `volume detach`, `plugin volumes`, \
                          `plugin capacity`, `plugin delete-snapshot`, `snapshots`, \
                          `cluster status`, `explain`, `claims` and `release`; other commands ask csid on this host";
@@ -474,6 +482,7 @@ mod tests {
             ("csictl volume show ns v --operator=a.toml", Some("a.toml")),
             ("csictl --operator volume register ns v --plugin p --credential c", None),
             ("csictl --operator volume deregister ns v", None),
+            ("csictl --operator volume own ns v", None),
             ("csictl --operator volume create ns v --plugin p --capacity 1GiB --deadline 5s", None),
             ("csictl --operator volume delete ns v --yes ns/v --deadline 5s", None),
             ("csictl --operator volume expand ns v 1GiB --limit 2GiB --deadline 5s", None),
@@ -497,6 +506,8 @@ mod tests {
             assert!(cli.check().is_ok() && cli.operator() == file.map(PathBuf::from), "{line}");
         }
         assert!(parse("csictl status").check().is_ok());
+        let own = parse("csictl volume own ns v").check().map_err(|error| error.kind());
+        assert_eq!(own, Err(ErrorKind::MissingRequiredArgument));
         for line in [
             "csictl --operator status",
             "csictl --operator plugin restart p",

@@ -157,6 +157,7 @@ impl Service {
             Some(What::Expand(expand)) => self.cluster.expand(caller, expand).await,
             Some(What::Attach(attach)) => self.cluster.attach(caller, attach).await,
             Some(What::Detach(detach)) => self.cluster.detach(caller, detach).await,
+            Some(What::Own(own)) => self.cluster.own(caller, own).await,
             Some(What::Deregister(deregister)) => self.cluster.deregister(caller, deregister).await,
             None => {
                 let error = match caller.role {

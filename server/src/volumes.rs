@@ -1,6 +1,6 @@
 //! Registrations, and what callers ask of one volume.
 
-use csi_proto::cluster::v1::{Deregister, Register, VolumeAsk, VolumeRow};
+use csi_proto::cluster::v1::{Deregister, OwnAsk, Register, VolumeAsk, VolumeRow};
 use csi_proto::identity::Identity;
 use csid::cluster::rows::read_spec;
 use csid::store::registry::{
@@ -151,6 +151,36 @@ impl Cluster {
             rules::registered(&record)?;
         }
         Ok(record)
+    }
+
+    /// Makes an operator the owner of a volume that another identity has registered or created. That identity may be gone. Claims, attachments and work
+    /// that is not done stay.
+    pub async fn own(&self, caller: &Identity, ask: OwnAsk) -> Result<VolumeRow> {
+        let name = rules::volume_name(&ask.namespace, &ask.volume)?;
+        self.require(caller, &name.namespace, May::Register)?;
+        self.require_operator(caller, May::Admit)?;
+        for _ in 0..TRIES {
+            let here = self.presence.here()?;
+            let meta = self.normal().await?;
+            let mut guards = vec![meta_guard(&meta), here.guard()];
+            guards.extend(self.unblocked_guard(caller).await?);
+            let record = self.registry.record(name.clone()).await?;
+            let present = match &record.registration {
+                Some(present) => present,
+                None => rules::registered(&record)?,
+            };
+            if present.owner == caller.to_string() {
+                return Ok(view::row(&record, caller));
+            }
+            self.refuse_more_volumes(caller).await?;
+            let registration = Registration { owner: caller.to_string(), ..present.clone() };
+            let after = Record { registration: Some(registration), ..record.clone() };
+            if let Some(after) = self.swap(&record, after, guards).await? {
+                tracing::info!(%caller, volume = %name, before = present.owner, "a volume has another owner");
+                return Ok(view::row(&after, caller));
+            }
+        }
+        Err(busy(&name))
     }
 
     /// Ends a registration of the caller's own. A volume that is not registered is deregistered already.

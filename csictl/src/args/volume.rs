@@ -82,6 +82,11 @@ pub enum Volume {
         #[command(flatten)]
         wait: Wait,
     },
+    /// Make an operator the owner of a volume of another one's, whose owner is gone (needs --operator)
+    Own {
+        #[command(flatten)]
+        volume: OneVolume,
+    },
     /// Forget a volume; the plugin keeps it
     Deregister {
         #[command(flatten)]

@@ -8,7 +8,7 @@ use csi_proto::cluster::v1::change_ask::What;
 use csi_proto::cluster::v1::cluster_client::ClusterClient;
 use csi_proto::cluster::v1::{
     AttachAsk, AttachmentRow, Capability, ChangeAsk, ClaimInList, CreateAsk, DeleteAsk, Deregister,
-    DetachAsk, ExpandAsk, ListAsk, Register, ReleaseAsk, Spec, Topology, VolumeAsk,
+    DetachAsk, ExpandAsk, ListAsk, OwnAsk, Register, ReleaseAsk, Spec, Topology, VolumeAsk,
 };
 use csid_client::{AttachmentMode, CreateVolume, RegisterVolume};
 use serde_json::{Value, json};
@@ -73,6 +73,12 @@ pub async fn volume(servers: &Servers, command: Volume, json: bool, tried: &mut 
             let OneVolume { namespace, volume } = volume;
             let what = format!("deregister volume {namespace}/{volume}");
             change(servers, &what, What::Deregister(Deregister { namespace, volume }), json).await
+        }
+        Volume::Own { volume } => {
+            about("volume own", &volume, tried);
+            let OneVolume { namespace, volume } = volume;
+            let what = format!("own volume {namespace}/{volume}");
+            change(servers, &what, What::Own(OwnAsk { namespace, volume }), json).await
         }
         Volume::Create(args) => {
             tried.command = "volume create";

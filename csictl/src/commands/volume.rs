@@ -7,7 +7,7 @@ use std::{
     time::SystemTime,
 };
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use csid_client::{
     AttachOptions, AttachmentMode, CallOptions, Capability, ClaimFilter, ClaimOptions, Client,
     DeregisterOptions, DetachOptions, ExpandOptions, MountFilter, ReleaseOptions, SnapshotOptions,
@@ -19,7 +19,8 @@ use super::common::{begin, confirmed, done, pairs, sealed, yes};
 use super::spec;
 use crate::{
     args::{
-        Amount, Attach, Claim, Claims, Confirm, Deadline, Name, OneVolume, Release, Volume, Volumes, Wait,
+        Amount, Attach, Claim, Claims, Confirm, Deadline, Name, OWN, OneVolume, Release, Volume, Volumes,
+        Wait,
     },
     hints::{self, Tried},
     output::{self, print, print_json},
@@ -185,6 +186,7 @@ pub async fn volume(
             work.end(client, call).await?;
             done(json)?;
         }
+        Volume::Own { .. } => bail!(OWN),
         Volume::Deregister { volume, force, forget, confirm, wait } => {
             tried.command = "volume deregister";
             if force {

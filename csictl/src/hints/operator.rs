@@ -102,7 +102,10 @@ fn of_volume(kind: &str, message: &str, volume: &str, tried: &Tried) -> Option<S
     let holders = format!("`csictl --operator claims --volume {name}`");
     let hint = match kind {
         "NotAuthorized" if message.contains("another identity") => {
-            format!("Its owner changes it: `csictl --operator volume show {volume} --json` has the owner.")
+            format!(
+                "Its owner changes it: `csictl --operator volume show {volume} --json` has the owner. If the owner is gone: \
+                 `csictl --operator volume own {volume}`."
+            )
         }
         "NotAuthorized" => "Grants are in csid-server.toml, the same on each server. Lists need `read` in the namespace, registrations \
                             `register`, and a release `release-others`; with --force `fence`, too."

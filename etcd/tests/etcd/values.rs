@@ -37,11 +37,12 @@ async fn driver_is_in_the_head_until_it_is_cleared() {
         call: Some(call),
         unanswered: "b".into(),
         deadline_ms: 7000,
+        sent_usec: 9,
     };
     change(&registry, "data", |record| record.driver = Some(driver.clone())).await.unwrap();
     let due = json!({"server": "s", "host": "h",
         "call": {"id": "c", "rpc": "unpublish", "node": "n1", "consumer": "job/1"},
-        "unanswered": "b", "deadline-ms": 7000});
+        "unanswered": "b", "deadline-ms": 7000, "sent-usec": 9});
     assert_eq!(raw.json(&format!("{DATA}/head")).await["driver"], due);
     assert_eq!(registry.record(name("data")).await.unwrap().driver, Some(driver));
     let restless = RecordFilter { restless: true, ..RecordFilter::default() };

@@ -11,9 +11,9 @@ use csi_proto::cluster::v1::resume_ask::Step;
 use csi_proto::cluster::v1::{
     Accept, AttachAsk, AuditAsk, BlockAsk, CallName, ChangeAsk, CreateAsk, DeleteAsk, DeleteSnapshotAsk,
     Deregister, DetachAsk, DrainAsk, ExpandAsk, FenceAsk, ForgetAsk, HeldClaims, InventoryAsk, ListAsk,
-    ListExternal, MeasureCapacity, NodeAsk, NodeChange, NodeExpanded, NodesAsk, ReleaseAsk, RestoredAsk,
-    ResumeAsk, ServersAsk, SnapshotAsk, StatusAsk, UndrainAsk, UpgradeAsk, ValidateAsk, VolumeAsk,
-    inventory_ask,
+    ListExternal, MeasureCapacity, NodeAsk, NodeChange, NodeExpanded, NodesAsk, OwnAsk, ReleaseAsk,
+    RestoredAsk, ResumeAsk, ServersAsk, SnapshotAsk, StatusAsk, UndrainAsk, UpgradeAsk, ValidateAsk,
+    VolumeAsk, inventory_ask,
 };
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Response, Status, Streaming};
@@ -124,6 +124,8 @@ async fn calls(channel: &Channel, node: &str, namespace: &str) -> BTreeMap<&'sta
     let deregister = Deregister { namespace: namespace.into(), volume: "nothing".into() };
     let deregister = ChangeAsk { what: Some(What::Deregister(deregister)) };
     found.insert("deregister", became(client.change(deregister).await));
+    let own = OwnAsk { namespace: namespace.into(), volume: "nothing".into() };
+    found.insert("own", became(client.change(ChangeAsk { what: Some(What::Own(own)) }).await));
     // A creation for no use is refused after the grants.
     let create = CreateAsk { namespace: namespace.into(), volume: "nothing".into(), ..CreateAsk::default() };
     let create_from = ChangeAsk { what: Some(What::CreateFrom(create.clone())) };
@@ -231,7 +233,7 @@ const CALLS: [&str; 16] = [
 ];
 
 /// The calls of the contract, and what `calls` has of each.
-const MADE: [(&str, &[&str]); 40] = [
+const MADE: [(&str, &[&str]); 41] = [
     ("Session", &["session"]),
     ("Claim", &["claim", "claim for another"]),
     ("Withdraw", &["withdraw"]),
@@ -243,6 +245,7 @@ const MADE: [(&str, &[&str]); 40] = [
     ("Change.create", &["create"]),
     ("Change.create_from", &["create from a source"]),
     ("Change.deregister", &["deregister"]),
+    ("Change.own", &["own"]),
     ("Change.delete", &["delete"]),
     ("Change.expand", &["expand"]),
     ("Change.validate", &["validate"]),
@@ -501,6 +504,10 @@ async fn every_call_of_every_identity_is_as_granted() {
                 "deregister",
                 if who == "node with an operator's grants" { Done } else { due["register"] },
             );
+            // There is no volume to own.
+            let own =
+                if who == "operator with all grants" { Decided } else { without_grant(due["register"]) };
+            due.insert("own", own);
             let (create, delete) = match (who, namespace) {
                 ("operator with all grants", _) => (Decided, Done),
                 ("node that creates" | "fenced node" | "operator who creates", "default") => (Decided, Done),

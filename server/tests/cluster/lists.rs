@@ -2,11 +2,15 @@
 
 use csi_proto::cluster::v1::change_ask::What;
 use csi_proto::cluster::v1::cluster_client::ClusterClient;
-use csi_proto::cluster::v1::{ChangeAsk, ClaimPage, Deregister, ListAsk, ReleaseAsk, VolumeAsk, to_node};
+use csi_proto::cluster::v1::{
+    ChangeAsk, ClaimPage, Deregister, ListAsk, OwnAsk, ReleaseAsk, VolumeAsk, to_node,
+};
+use serde_json::json;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 use crate::etcd::Cluster as Etcd;
+use crate::operators::{csictl, operator};
 use crate::proxy::{Losses, Proxy};
 use crate::site::{GRANTS, Node, Refusal, Site, eventually, register};
 
@@ -286,6 +290,69 @@ async fn row_of_a_volume_has_few_claims_and_the_list_all() {
     assert_eq!((seen.claims.len(), seen.claim_count), (101, 101));
     let (rows, _) = claims(n1.client(0), ListAsk { own: true, ..ListAsk::default() }).await;
     assert_eq!(rows.len(), 100);
+}
+
+/// A node registers a volume, and is blocked and forgotten. Its registration has to end nevertheless.
+#[tokio::test]
+async fn operator_owns_what_a_gone_node_registered() {
+    let site = Site::start_with(2, "max-volumes = 2").await;
+    let (gone, user) = (site.node("n-registers"), site.node("n1"));
+    let session = gone.join(0).await;
+    gone.client(0).change(register("data", "single-node-writer")).await.unwrap();
+    let _user = user.join(1).await;
+    let claim = user.claim(1, "data").await.unwrap();
+    drop(session);
+    let change =
+        async |who: &str, what: What| site.operator(1, who).change(ChangeAsk { what: Some(what) }).await;
+    let own = |namespace: &str, volume: &str| {
+        What::Own(OwnAsk { namespace: namespace.into(), volume: volume.into() })
+    };
+    let deregister = || What::Deregister(Deregister { namespace: String::new(), volume: "data".into() });
+    let kind = |refused: Result<_, Status>| refused.map(|_| ()).map_err(|status| Refusal::of(&status).kind);
+    // `registers` may register, and admit no node. `anna` may admit, and not register.
+    for who in ["registers", "anna", "releases"] {
+        assert_eq!(kind(change(who, own("default", "data")).await), Err("NotAuthorized".into()), "{who}");
+    }
+    for (namespace, volume, due) in
+        [("default", "none", "NotFound"), ("other", "data", "NotFound"), ("default", "", "InvalidArgument")]
+    {
+        assert_eq!(
+            kind(change("all", own(namespace, volume)).await),
+            Err(due.into()),
+            "{namespace}/{volume}"
+        );
+    }
+    let file = operator(&site, "all");
+    let said = csictl(&file, "--operator volume deregister default data").await;
+    assert!(
+        said.code == Some(1) && said.err.contains("`csictl --operator volume own default data`"),
+        "{said:?}"
+    );
+    for _ in 0..2 {
+        let row = csictl(&file, "--operator volume own default data --json").await.json();
+        assert_eq!((&row["owner"], &row["write-claims"]), (&json!("operator/all"), &json!(["n1/web"])));
+    }
+    assert_eq!(user.claim(1, "data").await, Ok(claim.clone()), "claims do not notice");
+    assert_eq!(kind(change("all", deregister()).await), Err("Busy".into()));
+    user.detached(1, "data", &claim).await.unwrap();
+    let refused = gone.client(0).change(ChangeAsk { what: Some(deregister()) }).await;
+    assert_eq!(kind(refused), Err("NotAuthorized".into()), "it was the owner");
+    // The volume counts for its owner.
+    site.register("second", "single-node-writer").await;
+    let third = site.operator(0, "all").change(register("third", "single-node-writer")).await;
+    assert_eq!(kind(third), Err("RateLimited".into()));
+    // A node with the grant `register` owns what it registers, and takes nothing over.
+    let taken = gone.client(0).change(ChangeAsk { what: Some(own("default", "second")) }).await;
+    assert_eq!(kind(taken), Err("NotAuthorized".into()));
+    change("all", deregister()).await.unwrap();
+    site.register("third", "single-node-writer").await;
+    gone.join(0).await;
+    gone.client(0).change(register("data", "single-node-writer")).await.unwrap();
+    assert_eq!(
+        kind(change("all", own("", "data")).await),
+        Err("RateLimited".into()),
+        "it has as many as it may"
+    );
 }
 
 #[tokio::test]
