@@ -482,7 +482,7 @@ mod tests {
             ("csictl volume show ns v --operator=a.toml", Some("a.toml")),
             ("csictl --operator volume register ns v --plugin p --credential c", None),
             ("csictl --operator volume deregister ns v", None),
-            ("csictl --operator volume own ns v", None),
+            ("csictl --operator volume own ns v --from node/n1", None),
             ("csictl --operator volume create ns v --plugin p --capacity 1GiB --deadline 5s", None),
             ("csictl --operator volume delete ns v --yes ns/v --deadline 5s", None),
             ("csictl --operator volume expand ns v 1GiB --limit 2GiB --deadline 5s", None),
@@ -506,7 +506,7 @@ mod tests {
             assert!(cli.check().is_ok() && cli.operator() == file.map(PathBuf::from), "{line}");
         }
         assert!(parse("csictl status").check().is_ok());
-        let own = parse("csictl volume own ns v").check().map_err(|error| error.kind());
+        let own = parse("csictl volume own ns v --from node/n1").check().map_err(|error| error.kind());
         assert_eq!(own, Err(ErrorKind::MissingRequiredArgument));
         for line in [
             "csictl --operator status",
@@ -541,6 +541,7 @@ mod tests {
             "volume expand ns v 10GB",
             "volume deregister ns v --force --forget",
             "volume attach ns v",
+            "--operator volume own ns v",
             "volume detach ns v",
             "release ns v job --force --forget",
             "volume create ns v --capacity lots",

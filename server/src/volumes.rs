@@ -3,6 +3,7 @@
 use csi_proto::cluster::v1::{Deregister, OwnAsk, Register, VolumeAsk, VolumeRow};
 use csi_proto::identity::Identity;
 use csid::cluster::rows::read_spec;
+use csid::error::shortened;
 use csid::store::registry::{
     Claim, Conflict, Record, RecordFilter, Registration, Registry, RegistryError, VolumeName,
 };
@@ -172,11 +173,16 @@ impl Cluster {
             if present.owner == caller.to_string() {
                 return Ok(view::row(&record, caller));
             }
+            if present.owner != ask.from {
+                let text = format!("{name} has another owner than {:?}", shortened(&ask.from));
+                return Err(Error::new(Kind::Busy, text).into());
+            }
             self.refuse_more_volumes(caller).await?;
             let registration = Registration { owner: caller.to_string(), ..present.clone() };
             let after = Record { registration: Some(registration), ..record.clone() };
+            // Nothing else keeps the earlier owner.
+            tracing::warn!(%caller, volume = %name, from = present.owner, "a volume gets another owner");
             if let Some(after) = self.swap(&record, after, guards).await? {
-                tracing::info!(%caller, volume = %name, before = present.owner, "a volume has another owner");
                 return Ok(view::row(&after, caller));
             }
         }

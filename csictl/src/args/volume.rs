@@ -82,10 +82,13 @@ pub enum Volume {
         #[command(flatten)]
         wait: Wait,
     },
-    /// Make an operator the owner of a volume of another one's, whose owner is gone (needs --operator)
+    /// Become the owner of a volume whose owner is gone (needs --operator)
     Own {
         #[command(flatten)]
         volume: OneVolume,
+        /// The owner until now, as `volume show --json` has it: operator/NAME or node/NAME
+        #[arg(long, value_name = "OWNER")]
+        from: String,
     },
     /// Forget a volume; the plugin keeps it
     Deregister {

@@ -72,7 +72,7 @@ async fn leave(client: &Client, json: bool) -> anyhow::Result<()> {
         true => print_json(&json!({ "cluster": row.name, "held": 0, "owed": 0 }))?,
         false => print(&format!(
             "Nothing of the cluster {} is held or owed. Take the table [cluster] out of /etc/csid/csid.toml, then `systemctl restart csid`. \
-             The node's row stays at the servers: `csictl node block {}` as an operator keeps its key out.",
+             The node's row stays at the servers: an operator revokes its certificate, and then: `csictl node forget {}`.",
             row.name, row.node
         ))?,
     }

@@ -74,11 +74,11 @@ pub async fn volume(servers: &Servers, command: Volume, json: bool, tried: &mut 
             let what = format!("deregister volume {namespace}/{volume}");
             change(servers, &what, What::Deregister(Deregister { namespace, volume }), json).await
         }
-        Volume::Own { volume } => {
+        Volume::Own { volume, from } => {
             about("volume own", &volume, tried);
             let OneVolume { namespace, volume } = volume;
             let what = format!("own volume {namespace}/{volume}");
-            change(servers, &what, What::Own(OwnAsk { namespace, volume }), json).await
+            change(servers, &what, What::Own(OwnAsk { namespace, volume, from }), json).await
         }
         Volume::Create(args) => {
             tried.command = "volume create";

@@ -124,7 +124,7 @@ async fn calls(channel: &Channel, node: &str, namespace: &str) -> BTreeMap<&'sta
     let deregister = Deregister { namespace: namespace.into(), volume: "nothing".into() };
     let deregister = ChangeAsk { what: Some(What::Deregister(deregister)) };
     found.insert("deregister", became(client.change(deregister).await));
-    let own = OwnAsk { namespace: namespace.into(), volume: "nothing".into() };
+    let own = OwnAsk { namespace: namespace.into(), volume: "nothing".into(), from: String::new() };
     found.insert("own", became(client.change(ChangeAsk { what: Some(What::Own(own)) }).await));
     // A creation for no use is refused after the grants.
     let create = CreateAsk { namespace: namespace.into(), volume: "nothing".into(), ..CreateAsk::default() };

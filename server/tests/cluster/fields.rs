@@ -125,7 +125,7 @@ const FIELDS: &[(&str, &str, Lie)] = &[
     ("Topology", "segments", In("lie_in_a_registration_is_refused")),
     ("Capability", "access_mode attachment_mode", In("lie_in_a_registration_is_refused")),
     ("ChangeAsk", "own", In("operator_owns_what_a_gone_node_registered")),
-    ("OwnAsk", "namespace volume", In("operator_owns_what_a_gone_node_registered")),
+    ("OwnAsk", "namespace volume from", In("operator_owns_what_a_gone_node_registered")),
     ("Deregister", "namespace volume", In("lie_in_a_registration_is_refused")),
     ("ValidateAsk", "namespace volume capabilities", In("lie_in_a_registration_is_refused")),
     ("CreateAsk", "namespace volume", In("grant_to_create_counts_for_its_namespace_alone")),

@@ -304,9 +304,10 @@ async fn operator_owns_what_a_gone_node_registered() {
     drop(session);
     let change =
         async |who: &str, what: What| site.operator(1, who).change(ChangeAsk { what: Some(what) }).await;
-    let own = |namespace: &str, volume: &str| {
-        What::Own(OwnAsk { namespace: namespace.into(), volume: volume.into() })
+    let of = |namespace: &str, volume: &str, from: &str| {
+        What::Own(OwnAsk { namespace: namespace.into(), volume: volume.into(), from: from.into() })
     };
+    let own = |namespace: &str, volume: &str| of(namespace, volume, "node/n-registers");
     let deregister = || What::Deregister(Deregister { namespace: String::new(), volume: "data".into() });
     let kind = |refused: Result<_, Status>| refused.map(|_| ()).map_err(|status| Refusal::of(&status).kind);
     // `registers` may register, and admit no node. `anna` may admit, and not register.
@@ -325,11 +326,15 @@ async fn operator_owns_what_a_gone_node_registered() {
     let file = operator(&site, "all");
     let said = csictl(&file, "--operator volume deregister default data").await;
     assert!(
-        said.code == Some(1) && said.err.contains("`csictl --operator volume own default data`"),
+        said.code == Some(1) && said.err.contains("`csictl --operator volume own default data --from OWNER`"),
         "{said:?}"
     );
+    for from in ["", "operator/all", "node/n1"] {
+        assert_eq!(kind(change("all", of("", "data", from)).await), Err("Busy".into()), "{from}");
+    }
     for _ in 0..2 {
-        let row = csictl(&file, "--operator volume own default data --json").await.json();
+        let row =
+            csictl(&file, "--operator volume own default data --from node/n-registers --json").await.json();
         assert_eq!((&row["owner"], &row["write-claims"]), (&json!("operator/all"), &json!(["n1/web"])));
     }
     assert_eq!(user.claim(1, "data").await, Ok(claim.clone()), "claims do not notice");
@@ -342,7 +347,8 @@ async fn operator_owns_what_a_gone_node_registered() {
     let third = site.operator(0, "all").change(register("third", "single-node-writer")).await;
     assert_eq!(kind(third), Err("RateLimited".into()));
     // A node with the grant `register` owns what it registers, and takes nothing over.
-    let taken = gone.client(0).change(ChangeAsk { what: Some(own("default", "second")) }).await;
+    let taken =
+        gone.client(0).change(ChangeAsk { what: Some(of("default", "second", "operator/all")) }).await;
     assert_eq!(kind(taken), Err("NotAuthorized".into()));
     change("all", deregister()).await.unwrap();
     site.register("third", "single-node-writer").await;
