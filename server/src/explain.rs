@@ -85,8 +85,12 @@ impl Cluster {
         }
         let wait = rpc_of_volume(record).map(|rpc| {
             let why = if volume.error.is_empty() { String::new() } else { format!(" ({})", volume.error) };
-            let text = format!("{} by the plugin's controller{why}", rpc_name(rpc));
-            WaitExplained { kind: word(rpc).to_owned(), text, ..WaitExplained::default() }
+            let is_parked = record.registration.as_ref().is_some_and(|of| of.blocked.is_some());
+            let (kind, text) = match is_parked {
+                true => ("parked", format!("an operator, for the plugin refuses {}{why}", rpc_name(rpc))),
+                false => (word(rpc), format!("{} by the plugin's controller{why}", rpc_name(rpc))),
+            };
+            WaitExplained { kind: kind.to_owned(), text, ..WaitExplained::default() }
         });
         let generation = self.meta().await?.value.generation;
         let attachments: Vec<AttachmentExplained> = record

@@ -104,11 +104,11 @@ fn of_volume(kind: &str, message: &str, volume: &str, tried: &Tried) -> Option<S
         "NotAuthorized" if message.contains("another identity") => {
             format!(
                 "Its owner changes it: `csictl --operator volume show {volume} --json` has the owner. If the owner is gone: \
-                 `csictl --operator volume own {volume}`."
+                 `csictl --operator volume own {volume} --from OWNER`."
             )
         }
         "NotAuthorized" => "Grants are in csid-server.toml, the same on each server. Lists need `read` in the namespace, registrations \
-                            `register`, and a release `release-others`; with --force `fence`, too."
+                            `register`, `volume own` also `admit` in all namespaces, and a release `release-others`; with --force `fence`, too."
             .to_owned(),
         "NotFound" => "Registered volumes: `csictl --operator volume list`.".to_owned(),
         HELD if tried.command != "release" => format!("Who has claimed it: {holders}. Its consumers end, or: `csictl --operator release --help`."),
@@ -152,6 +152,7 @@ pub fn explained_by_servers(found: &Explanation, tried: &Tried) -> String {
         "parked" if by_call.any(|of| of.node_id == who) => {
             format!("remove the cause, then {}; the last resort is its --forget", detach(&who))
         }
+        "parked" if who.is_empty() => "remove the cause, then repeat the creation or deletion".to_owned(),
         "parked" => format!("remove the cause, then {}", release(&who)),
         "claims" if let Some(of) = by_call.next() => {
             format!("who has attached it detaches it, or: {}", detach(&of.node_id))
@@ -226,6 +227,7 @@ mod tests {
             ("away", true, "csictl node show n1"),
             ("recovering", false, "csictl server list"),
             ("word", false, " --force`"),
+            ("parked", false, "repeat the creation or deletion"),
         ] {
             assert!(next(kind, away).contains(due), "{kind}: {}", next(kind, away));
         }

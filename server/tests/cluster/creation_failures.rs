@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use csi_proto::cluster::v1::call_ended::How;
-use csi_proto::cluster::v1::{Answer, CallClass, CallEnded, CreatedVolume, Topology};
+use csi_proto::cluster::v1::{Answer, CallClass, CallEnded, CreatedVolume, Topology, VolumeAsk};
 use rustix::process::Signal;
 
 use crate::attach::{Controller, head, row};
@@ -144,6 +144,9 @@ async fn answer_that_no_node_can_use_is_parked() {
         let error = creation.await.unwrap().unwrap_err();
         assert_eq!((error.kind.as_str(), error.retryable), ("PluginError", false), "{n}: {error:?}");
         assert!(registration(&site, &volume).await.contains("creating"), "{n}");
+        let ask = VolumeAsk { volume: volume.clone(), ..VolumeAsk::default() };
+        let waits = site.operator(0, "all").explain(ask).await.unwrap().into_inner().wait.unwrap();
+        assert_eq!(waits.kind, "parked", "{n}: {waits:?}");
         // The volume is there. Its deletion needs its ID alone.
         let deletion = deleting(&site, 0, &volume);
         let call = controller.called().await;
