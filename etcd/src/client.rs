@@ -212,7 +212,7 @@ impl Client {
                 Ok(Err(status)) => match tries.reply(endpoint, 0, &status) {
                     Reply::Refused(error) => return Err(error),
                     Reply::NotDone(why) | Reply::Unknown(why) => why,
-                    Reply::NoSpace => "the database has reached its quota".into(),
+                    Reply::NoSpace => return Err(EtcdError::Full),
                 },
                 Err(_) => tries.silent(endpoint, self.timing.answer),
             };

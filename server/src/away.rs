@@ -82,10 +82,13 @@ pub async fn fence_away(cluster: Arc<Cluster>, name: String) {
     let mut away = Away::default();
     loop {
         tokio::time::sleep(LOOK).await;
-        // What was seen before a gap says nothing.
-        let Ok(here) = cluster.presence.here() else {
-            away = Away::default();
-            continue;
+        // What was seen before a gap says nothing. While etcd is full no node can join, and no fence can be written.
+        let here = match cluster.presence.here() {
+            Ok(here) if !cluster.presence.is_full() => here,
+            _ => {
+                away = Away::default();
+                continue;
+            }
         };
         let looked = cluster.while_here(look(&cluster, &here.id)).await;
         let (is_first, seen) = match looked {

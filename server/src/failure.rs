@@ -62,11 +62,10 @@ impl From<csid::store::registry::RegistryError> for ServerError {
     fn from(error: csid::store::registry::RegistryError) -> Self {
         use csid::store::registry::RegistryError;
         match error {
-            RegistryError::Unreachable(source)
-            | RegistryError::Full(source)
-            | RegistryError::Ended(source) => {
+            RegistryError::Full(_) => ServerError::Etcd(EtcdError::Full),
+            RegistryError::Unreachable(source) | RegistryError::Ended(source) => {
                 tracing::warn!(error = %source, "a call was not done");
-                ServerError::Unavailable("the server cannot reach etcd, or etcd is full".into())
+                ServerError::Unavailable("the server cannot reach etcd".into())
             }
             RegistryError::Failed(source) => match source.downcast::<EtcdError>() {
                 Ok(error) => ServerError::Etcd(*error),
@@ -107,10 +106,11 @@ impl From<ServerError> for Status {
                 (code, Failure { changed: true, ..failure })
             }
             ServerError::Unavailable(message) => unavailable(message),
+            ServerError::Etcd(error @ EtcdError::Full) => unavailable(error.to_string()),
             ServerError::Etcd(error) if is_away(&error) => {
                 // It names etcd's members, which are none of the callers' business.
                 tracing::warn!(%error, "a call was not done");
-                unavailable("the server cannot reach etcd, or etcd is full".into())
+                unavailable("the server cannot reach etcd".into())
             }
             // The reason may have a part of the value, such as a volume's context.
             ServerError::Etcd(EtcdError::Unreadable { key, why: _ }) => {

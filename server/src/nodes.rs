@@ -145,6 +145,10 @@ impl Cluster {
         if self.presence.here()? != here || begun.elapsed() >= FRESH {
             return Err(ServerError::cut_off());
         }
+        // etcd would refuse the fence, and the machine would be off for nothing.
+        if self.presence.is_full() {
+            return Err(EtcdError::Full.into());
+        }
         tracing::warn!(%caller, node, "the command that fences begins");
         // Another server may reach the machine's power.
         let failed = |why| ServerError::Unavailable(format!("node {node} is not fenced: {why}"));

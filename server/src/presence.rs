@@ -3,7 +3,7 @@
 //! ```text
 //!   absent ── row written, own beat seen ──▶ present(ID) ── no beat seen for 10 s ──▶ absent ── a beat seen ──▶ present(ID)
 //!                                                       └── lease lost ──▶ absent, a new ID
-//!   present(ID) ── etcd's database is full, and its reads are seen ──▶ present(ID)
+//!   present(ID) ── etcd's database is full, and answers a read ──▶ present(ID)
 //!   present(ID) ── etcd has values of a version that this server does not know ──▶ closed ── it knows them again, a beat seen ──▶ present(ID)
 //! ```
 //!
@@ -221,7 +221,12 @@ impl Presence {
         let begun = tokio::time::timeout(PATIENCE, begin(&store, registry, &row())).await;
         let here = match begun {
             Ok(Ok(here)) => here,
-            Ok(Err(error)) => return error,
+            Ok(Err(error)) => {
+                if let BeatError::Etcd(EtcdError::Full) = &error {
+                    self.set_full(true);
+                }
+                return error;
+            }
             Err(_) => return BeatError::Late,
         };
         tracing::info!(id = here.id, "this server is in etcd");
@@ -235,11 +240,10 @@ impl Presence {
             tokio::time::sleep(pause).await;
             number += 1;
             self.begin_beat();
-            let beat = beat(&store, registry, &here, ServerRow { beat: number, ..row() });
+            let beat = self.beat(&store, registry, &here, ServerRow { beat: number, ..row() });
             let begun = Instant::now();
             match tokio::time::timeout_at(last + PATIENCE, beat).await {
-                Ok(Ok(full)) => {
-                    self.set_full(full);
+                Ok(Ok(())) => {
                     self.end_beat();
                     last = Instant::now();
                     self.enter(&here);
@@ -265,6 +269,40 @@ impl Presence {
             }
         }
     }
+
+    /// Renews the lease, writes the row, and waits until the row comes with the watch. An etcd whose database is full refuses the row. A read of the
+    /// row is enough then: etcd refuses all changes of this server, whatever it knows.
+    async fn beat(
+        &self,
+        store: &RowStore,
+        registry: &EtcdRegistry,
+        here: &Here,
+        row: ServerRow,
+    ) -> Result<(), BeatError> {
+        if !store.keep_lease(here.lease).await? {
+            return Err(BeatError::Lost);
+        }
+        let key = RowKey::Server(here.id.clone());
+        let write = Write { value: Some(rows::write(&key, &row)?), key: key.clone(), lease: here.lease };
+        let revision = match edges::write(store, &[here.guard()], vec![write]).await {
+            Ok(Written::Done { revision }) => {
+                self.set_full(false);
+                revision
+            }
+            Ok(Written::Refused(_)) => return Err(BeatError::Lost),
+            Ok(Written::Unknown) => match store.read(&key).await? {
+                Some(row) => row.revision,
+                None => return Err(BeatError::Lost),
+            },
+            Err(EtcdError::Full) => {
+                self.set_full(true);
+                let is_there = store.read(&key).await?.is_some();
+                return if is_there { Ok(()) } else { Err(BeatError::Lost) };
+            }
+            Err(error) => return Err(error.into()),
+        };
+        Ok(registry.reached(revision).await?)
+    }
 }
 
 /// Takes a lease, writes the row, and waits until it comes with the watch.
@@ -282,32 +320,4 @@ async fn begin(store: &RowStore, registry: &EtcdRegistry, row: &ServerRow) -> Re
         // The name is random, so another try with another name does no harm. The lease ends by itself.
         Written::Refused(_) | Written::Unknown => Err(BeatError::Lost),
     }
-}
-
-/// Renews the lease, writes the row, and waits until it comes with the watch. Returns whether etcd has refused the row because its database is full. A
-/// read has to come with the watch then.
-async fn beat(
-    store: &RowStore,
-    registry: &EtcdRegistry,
-    here: &Here,
-    row: ServerRow,
-) -> Result<bool, BeatError> {
-    if !store.keep_lease(here.lease).await? {
-        return Err(BeatError::Lost);
-    }
-    let key = RowKey::Server(here.id.clone());
-    let write = Write { value: Some(rows::write(&key, &row)?), key: key.clone(), lease: here.lease };
-    let written = edges::write(store, &[here.guard()], vec![write]).await;
-    let is_full = matches!(written, Err(EtcdError::Full));
-    let revision = match written {
-        Ok(Written::Done { revision }) => revision,
-        Ok(Written::Refused(_)) => return Err(BeatError::Lost),
-        Ok(Written::Unknown) | Err(EtcdError::Full) => match store.read(&key).await? {
-            Some(_) => store.etcd_revision(),
-            None => return Err(BeatError::Lost),
-        },
-        Err(error) => return Err(error.into()),
-    };
-    registry.reached(revision).await?;
-    Ok(is_full)
 }

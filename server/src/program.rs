@@ -269,7 +269,7 @@ async fn run(config: Config, keys: Keys, file: &Path, schemas: Schemas) -> Resul
     let ready = async {
         // The channel lives as long as `cluster`.
         let _ = presence.wait_for(Option::is_some).await;
-        notify(NotifyState::Status(SERVES));
+        notify(NotifyState::Status(if cluster.presence.is_full() { FULL } else { SERVES }));
         notify(NotifyState::Ready);
         tracing::info!(%listen, "nodes and operators are served");
         std::future::pending::<()>().await
@@ -367,7 +367,8 @@ async fn follow_schema(cluster: Arc<Cluster>) {
         if cluster.meta_now().await.is_ok() {
             cluster.presence.close(None);
         }
-        let now = (cluster.presence.closed(), cluster.presence.is_full());
+        let is_full = cluster.presence.here().is_ok() && cluster.presence.is_full();
+        let now = (cluster.presence.closed(), is_full);
         if now == reported {
             continue;
         }

@@ -8,14 +8,16 @@ use csi_proto::cluster::v1::cluster_server::Cluster as Calls;
 use csi_proto::cluster::v1::from_node::Is as From;
 use csi_proto::cluster::v1::to_node::Is as To;
 use csi_proto::cluster::v1::{
-    Accepted, CallName, ChangeAsk, ClaimAsk, ClaimPage, Done, Explanation, FromNode, Granted, Held,
+    Accepted, CallName, ChangeAsk, ClaimAsk, ClaimPage, Done, Drained, Explanation, FromNode, Granted, Held,
     HeldClaims, Hello, InventoryAsk, InventoryPage, ListAsk, NodeExpanded, Owed, Plugins, ReleaseAsk, ToNode,
     VolumeAsk, VolumePage, VolumeRow, Withdrawn,
 };
 use csi_proto::identity::{Identity, Role};
 use csid::error::shortened;
 use csid::{Error, Kind};
+use csid_etcd::EtcdError;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Extensions, Request, Response, Status, Streaming};
 
@@ -34,6 +36,9 @@ use crate::stream::{self, Answers};
 const HELLO: Duration = Duration::from_secs(10);
 /// The least time between two reports of a node: each is a change of etcd.
 const BETWEEN: Duration = Duration::from_millis(200);
+
+/// The pause after a report that etcd has refused because its database is full.
+const AGAIN: Duration = Duration::from_secs(3);
 
 /// What a session ends with.
 type End = ServerError;
@@ -141,6 +146,25 @@ pub(crate) async fn answered<T>(
 ) -> Result<Response<T>, Status> {
     // The futures of some calls are large, and would be on the stack several times.
     Ok(Response::new(edges::around(edge, Box::pin(f)).await?))
+}
+
+/// The last reports of a session that etcd has refused because its database is full. A node sends each report once.
+#[derive(Default)]
+struct Unwritten {
+    plugins: Option<Plugins>,
+    drained: Option<Drained>,
+}
+
+impl Unwritten {
+    fn is_empty(&self) -> bool {
+        self.plugins.is_none() && self.drained.is_none()
+    }
+
+    /// Takes a report out, as the node's message.
+    fn next(&mut self) -> FromNode {
+        let plugins = self.plugins.take().map(From::Plugins);
+        FromNode { is: plugins.or_else(|| self.drained.take().map(From::Drained)) }
+    }
 }
 
 impl Service {
@@ -273,6 +297,7 @@ impl Service {
     ) -> Option<End> {
         let mut presence = self.cluster.presence.subscribe();
         let is_over = |here: &Option<crate::presence::Here>| here.as_ref() != Some(&joining.here);
+        let (mut unwritten, mut again) = (Unwritten::default(), Instant::now());
         loop {
             let message = tokio::select! {
                 biased;
@@ -286,6 +311,7 @@ impl Service {
                     return Some(ServerError::Unavailable(text.into()));
                 }
                 () = sender.closed() => return None,
+                () = tokio::time::sleep_until(again), if !unwritten.is_empty() => Ok(Some(unwritten.next())),
                 message = incoming.message() => message,
             };
             match message {
@@ -293,16 +319,22 @@ impl Service {
                     let controllers = self.cluster.controllers_of(node, &plugins);
                     let reported = tokio::select! {
                         biased;
-                        reported = self.report(node, boot, plugins) => reported,
+                        reported = self.report(node, boot, plugins.clone()) => reported,
                         // Without etcd a report waits for longer than a session may go on.
                         _ = presence.wait_for(is_over) => Err(self.cluster.presence.cut_off()),
                     };
-                    if let Err(error) = reported {
-                        return Some(error);
-                    }
-                    // A controller is called when etcd knows that its plugin has one.
-                    if self.sessions.set_controllers(&entered, controllers) {
-                        self.driving.has_controller();
+                    // A later report says all that an earlier one has said.
+                    unwritten.plugins = None;
+                    match reported {
+                        // A controller is called when etcd knows that its plugin has one.
+                        Ok(()) if self.sessions.set_controllers(&entered, controllers) => {
+                            self.driving.has_controller();
+                        }
+                        Ok(()) => {}
+                        Err(ServerError::Etcd(EtcdError::Full)) => {
+                            (unwritten.plugins, again) = (Some(plugins), Instant::now() + AGAIN);
+                        }
+                        Err(error) => return Some(error),
                     }
                     tokio::time::sleep(BETWEEN).await;
                 }
@@ -316,11 +348,16 @@ impl Service {
                 Ok(Some(FromNode { is: Some(From::Drained(drained)) })) => {
                     let kept = tokio::select! {
                         biased;
-                        kept = self.cluster.keep_drained(node, boot, drained) => kept,
+                        kept = self.cluster.keep_drained(node, boot, drained.clone()) => kept,
                         _ = presence.wait_for(is_over) => Err(self.cluster.presence.cut_off()),
                     };
-                    if let Err(error) = kept {
-                        return Some(error);
+                    unwritten.drained = None;
+                    match kept {
+                        Ok(()) => {}
+                        Err(ServerError::Etcd(EtcdError::Full)) => {
+                            (unwritten.drained, again) = (Some(drained), Instant::now() + AGAIN);
+                        }
+                        Err(error) => return Some(error),
                     }
                     tokio::time::sleep(BETWEEN_REPORTS).await;
                 }

@@ -143,7 +143,7 @@ async fn fence_names_the_row_that_the_operator_saw() {
 }
 
 /// Writes a fence command that notes its node in a file, and then does what `text` says. Returns the keys of the configuration, and the file.
-fn command(directory: &Path, text: &str, keys: &str) -> (String, PathBuf) {
+pub fn command(directory: &Path, text: &str, keys: &str) -> (String, PathBuf) {
     let [program, ran] = ["fence", "ran"].map(|name| directory.join(name));
     fs::write(&program, format!("#!/bin/sh\necho \"$1\" >> {}\n{text}\n", ran.display())).unwrap();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
