@@ -171,6 +171,7 @@ start_etcd() { type_block "$1" etcd; }
 start_server() { type_block "$1" Servers 2; }
 configure_host() {
     write_block "$1" csid-link /etc/csid/link.toml
+    type_block "$1" csid-link
     write_block "$1" "A host" /etc/csid/csid.toml
 }
 start_host() {

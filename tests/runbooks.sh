@@ -43,6 +43,28 @@ new_machine() {
 configure_etcd() {
     shell "$1" "set -eu; $(block etcd sh | head -n -2 | on_machine "$1")" >>"$work/log" 2>&1 || die "$1: a command of \"etcd\" failed"
 }
+# of_node NODE [OPTION]: prints a function by which csictl is about this node where a block has db-1. It confirms a fence, which has this option, too.
+of_node() {
+    cat <<END
+csictl() {
+    set -- "\${@/db-1/$1}"
+    [[ \$2 != fence ]] || set -- "\$@" --confirm $1 ${2:-}
+    command csictl "\$@"
+}
+END
+}
+# certificate NUMBER: types a block of "A stolen key" with the function for certificates.
+certificate() { type_block anna 'A stolen key' "$1" "cd keys; umask 077; $(block 'Renewed certificates' sh | sed -n '/^certificate()/,/^}/p')"; }
+# revoke NAME: has all servers refuse a certificate.
+revoke() {
+    local server
+    block 'Revoked certificates' sh 2 | sed "s/anna\.pem/$1.pem/" >"$work/anna/root/root/keys/revoke.sh"
+    quietly anna 'cd keys; bash -eu revoke.sh </dev/null'
+    for server in "${servers[@]}"; do
+        cp "$work/anna/root/root/keys/crl.pem" "$work/$server/root/etc/csid-server/"
+        type_block "$server" 'Revoked certificates' 3
+    done
+}
 serial() { openssl x509 -in "$1" -noout -serial; }
 # next_release PACKAGE…: makes debs of the next release of these packages, which have the files of this one.
 next_release() {
@@ -105,6 +127,28 @@ keeps_file db-1
 upgrade_host db-1 "$work" 2
 type_block anna Upgrades 5
 keeps_file db-1
+
+say "etcd has no space: a full etcd"
+# The last member that is started waits for no other one.
+quota() { quietly "$1" "sed -i 's/^ETCD_QUOTA_BACKEND_BYTES=.*/ETCD_QUOTA_BACKEND_BYTES=$quota/' /etc/default/etcd; systemctl restart etcd"; }
+quota=16000000
+for server in "${servers[@]}"; do quota "$server"; done
+readonly put='etcdctl --endpoints https://10.0.0.1:2379 --cacert /etc/etcd/etcd-ca.pem --cert /etc/etcd/member.pem --key /etc/etcd/member.key put filler'
+refused s1 "export ETCDCTL_API=3; set -o pipefail; for n in {1..40}; do head --bytes 1000000 /dev/zero | tr '\\0' x | $put >/dev/null || exit; done" 'database space exceeded'
+until_said anna 'csictl --operator cluster status' etcd-full
+until_said anna 'csictl node list' db-1
+keeps_file db-1
+run db-1 'csictl unmount default data web'
+# The servers have yet to learn of the unmount.
+refused db-2 'csictl mount default data web --target /srv/data' db-1/web
+# Both blocks are typed in one shell.
+shell s1 "set -eu; $(block 'A full etcd' sh 1); $(block 'A full etcd' sh 2)" >>"$work/log" 2>&1 || die "s1: a command of \"A full etcd\" failed"
+mount_on db-2
+keeps_file db-2
+run db-2 'csictl unmount default data web'
+mount_on db-1
+quota=8589934592
+for server in "${servers[@]}"; do quota "$server"; done
 
 say "A command switches machines off: a lost machine"
 # The command of this test switches nothing off. A file has its exit status.
@@ -271,7 +315,7 @@ type_block anna Certificates 2 'umask 077; cd new'
 type_block anna Keys 1 'cd new'
 quietly anna 'mv keys keys-before; mv new keys'
 each deliver "${servers[@]}" "${hosts[@]}"
-renew_all() { type_block "$1" 'A stolen key' 1; }
+renew_all() { type_block "$1" 'A stolen key' 8; }
 each renew_all "${servers[@]}"
 for host in "${hosts[@]}"; do type_block "$host" 'Renewed certificates' 3; done
 for host in "${hosts[@]}"; do until_said "$host" 'csictl cluster status' joined; done
@@ -305,30 +349,52 @@ for server in "${servers[@]}"; do quietly "$server" 'sed -i "s|node/db-1|node/db
 until_typed db-2 'A host with volumes of its own' 1
 until_said db-2 'csictl cluster status' joined
 until_said anna 'csictl --operator volume show default own --json' node/db-2
-run db-2 'csictl volume deregister default own'
-run db-2 "csi-local delete $own"
 
-say "The certificate of db-2 is not to count any more: revoked certificates"
+say "The key of db-2 was stolen: a stolen key"
+run db-2 'csictl mount default own web --target /srv/data'
+type_block anna 'A stolen key' 1 "$(of_node db-2)"
+until_said db-2 'csictl cluster status' blocked
+run db-2 'mountpoint /srv/data'
+refused db-1 'csictl mount default own web --target /srv/data' db-2/web
+run db-2 'csictl unmount default own web'
+type_block anna 'A stolen key' 2 "$(of_node db-2 --without-command)"
+run db-1 'csictl mount default own web --target /srv/data'
 type_block anna 'Revoked certificates' 1 'cd keys'
-(block 'Revoked certificates' sh 2 | sed 's/anna\.pem/db-2.pem/') >"$work/anna/root/root/keys/revoke.sh"
-quietly anna 'cd keys; bash -eu revoke.sh </dev/null'
-for server in "${servers[@]}"; do
-    cp "$work/anna/root/root/keys/crl.pem" "$work/$server/root/etc/csid-server/"
-    sed -i '1i crl = "/etc/csid-server/crl.pem"' "$work/$server/root/etc/csid-server/csid-server.toml"
-    type_block "$server" 'Revoked certificates' 3
-done
-# The node's session ends, and it does not come back.
+for server in "${servers[@]}"; do quietly "$server" 'sed -i "1i crl = \"/etc/csid-server/crl.pem\"" /etc/csid-server/csid-server.toml'; done
+revoke db-2
+# The node's session ends, and the thief does not come back, either.
 until_said db-2 'csictl cluster status' 'certificate is not valid now'
 until_said db-1 'csictl cluster status' joined
+certificate 3
+for kind in pem key; do cp "$work/anna/root/root/keys/db-3.$kind" "$work/db-2/root/etc/csid/link/node.$kind"; done
+for server in "${servers[@]}"; do quietly "$server" 'sed -i "s|node/db-2|node/db-3|" /etc/csid-server/csid-server.toml; systemctl reload csid-server'; done
+quietly db-2 "sed -i 's/^node = .*/node = \"db-3\"/' /etc/csid/csid.toml"
+type_block db-2 'A stolen key' 4
+until_said db-2 'csictl cluster status' joined
+until_typed anna 'A stolen key' 5 "$(of_node db-2)"
+type_block anna 'A stolen key' 6 'csictl() {
+    set -- "${@/db-1/db-2}"
+    command csictl "${@/data/own}"
+}'
+run db-1 'csictl unmount default own web'
+run db-2 'csictl mount default own web --target /srv/data'
 run anna 'csictl node list'
 
-say "db-2 is sold: a lost machine"
-readonly on_db2='csictl() {
-    set -- "${@/db-1/db-2}"
-    [[ $2 != fence ]] || set -- "$@" --confirm db-2
-    command csictl "$@"
-}'
-type_block anna 'A lost machine' 3 "$on_db2"
-type_block anna 'A lost machine' 4 "$on_db2"
-[[ $(shell anna 'csictl node list') != *db-2* ]] || die "db-2 is in the list still"
+run db-2 'csictl unmount default own web'
+run anna 'csictl --operator volume deregister default own'
+
+say "db-3 is sold: a lost machine"
+./container down "$work/db-2" >>"$work/log" 2>&1
+type_block anna 'A lost machine' 3 "$(of_node db-3)"
+type_block anna 'A lost machine' 4 "$(of_node db-3)"
+[[ $(shell anna 'csictl node list') != *db-[23]* ]] || die "the host is in the list still"
+
+say "The key of Anna was stolen: a stolen key"
+certificate 7
+for server in "${servers[@]}"; do quietly "$server" 'sed -i "s|operator/anna|&-2|" /etc/csid-server/csid-server.toml; systemctl reload csid-server'; done
+refused anna 'csictl node list' 'has no grant'
+revoke anna
+refused anna 'csictl node list' 'invalid peer certificate: Revoked'
+quietly anna 'cd keys; for kind in pem key; do cp anna-2.$kind ~/.config/csid/anna.$kind; done'
+run anna 'csictl node list'
 say "Done in $SECONDS s: the runbooks do what they say"
