@@ -9,7 +9,7 @@ use rustls::pki_types::UnixTime;
 use tonic::transport::server::TlsConnectInfo;
 use tonic::{Extensions, Request};
 
-use crate::cluster::{Cluster, node_guard};
+use crate::cluster::{Cluster, meta_guard, node_guard};
 use crate::failure::{Result, ServerError};
 use crate::grants::May;
 
@@ -115,6 +115,15 @@ impl Cluster {
             Some(row) => node_guard(&caller.name, &row),
             None => Guard { key: RowKey::Node(caller.name.clone()), is: Expected::Absent },
         }))
+    }
+
+    /// Returns the guards of a change that a caller asks for: the cluster's row, this server's, and that of a node that calls. Refuses a node that is
+    /// blocked, and each caller while the cluster recovers or this server does not follow etcd.
+    pub async fn guards_of(&self, caller: &Identity) -> Result<Vec<Guard>> {
+        let here = self.presence.here()?;
+        let mut guards = vec![meta_guard(&self.normal().await?), here.guard()];
+        guards.extend(self.unblocked_guard(caller).await?);
+        Ok(guards)
     }
 
     /// Refuses a caller that is no operator, and an operator without a grant for all namespaces: nodes and servers belong to none.

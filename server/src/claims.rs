@@ -12,7 +12,7 @@ use csid::volume::rules::{self, ClaimEvent, ClaimNext, check_name};
 use csid::{Error, Kind};
 use tokio::time::Instant;
 
-use crate::cluster::{CallOutcome, Cluster, is_in_state, meta_guard, node_guard, not_joined};
+use crate::cluster::{CallOutcome, Cluster, is_in_state, node_guard, not_joined};
 use crate::controllers::plugin_guard;
 use crate::drive::Driving;
 use crate::excluded::{left_attached, refuse_excluded};
@@ -466,10 +466,7 @@ impl Cluster {
         ask: &ReleaseAsk,
     ) -> Result<Option<String>> {
         for _ in 0..TRIES {
-            let here = self.presence.here()?;
-            let meta = self.normal().await?;
-            let mut guards = vec![meta_guard(&meta), here.guard()];
-            guards.extend(self.unblocked_guard(caller).await?);
+            let mut guards = self.guards_of(caller).await?;
             let record = self.registry.record(name.clone()).await?;
             let Some(claim) = record.claim_at(&ask.consumer, &ask.node) else { return Ok(None) };
             let id = claim.id.clone();

@@ -11,7 +11,7 @@ use csid::volume::rules;
 use csid::{Error, Kind};
 use tokio::time::Instant;
 
-use crate::cluster::{Cluster, meta_guard};
+use crate::cluster::Cluster;
 use crate::failure::{Result, ServerError};
 use crate::grants::May;
 use crate::records::{TRIES, busy};
@@ -166,10 +166,7 @@ impl Cluster {
         name: &VolumeName,
         task: &SnapshotTask,
     ) -> Result<Option<(Record, String)>> {
-        let here = self.presence.here()?;
-        let meta = self.normal().await?;
-        let mut guards = vec![meta_guard(&meta), here.guard()];
-        guards.extend(self.unblocked_guard(caller).await?);
+        let guards = self.guards_of(caller).await?;
         let record = self.registry.record(name.clone()).await?;
         if record.registration.as_ref().is_some_and(|present| present.owner != caller.to_string()) {
             return Err(another_owner(name));

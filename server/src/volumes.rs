@@ -11,7 +11,7 @@ use csid::store::rows::VolumeKey;
 use csid::volume::rules::{self, check_name};
 use csid::{Error, Kind};
 
-use crate::cluster::{Cluster, meta_guard};
+use crate::cluster::Cluster;
 use crate::failure::{Result, ServerError};
 use crate::grants::May;
 use crate::records::{TRIES, busy};
@@ -46,10 +46,7 @@ impl Cluster {
     pub async fn register(&self, caller: &Identity, ask: Register) -> Result<VolumeRow> {
         let (name, volume, new) = self.registration(caller, &ask)?;
         for _ in 0..TRIES {
-            let here = self.presence.here()?;
-            let meta = self.normal().await?;
-            let mut guards = vec![meta_guard(&meta), here.guard()];
-            guards.extend(self.unblocked_guard(caller).await?);
+            let guards = self.guards_of(caller).await?;
             let record = self.registry.record(name.clone()).await?;
             is_owner(&record, &new)?;
             let is_left = !record.claims.is_empty() || !record.queue.is_empty();
@@ -161,10 +158,7 @@ impl Cluster {
         self.require(caller, &name.namespace, May::Register)?;
         self.require_operator(caller, May::Admit)?;
         for _ in 0..TRIES {
-            let here = self.presence.here()?;
-            let meta = self.normal().await?;
-            let mut guards = vec![meta_guard(&meta), here.guard()];
-            guards.extend(self.unblocked_guard(caller).await?);
+            let guards = self.guards_of(caller).await?;
             let record = self.registry.record(name.clone()).await?;
             let present = match &record.registration {
                 Some(present) => present,
@@ -194,10 +188,7 @@ impl Cluster {
         let name = rules::volume_name(&ask.namespace, &ask.volume)?;
         self.require(caller, &name.namespace, May::Register)?;
         for _ in 0..TRIES {
-            let here = self.presence.here()?;
-            let meta = self.normal().await?;
-            let mut guards = vec![meta_guard(&meta), here.guard()];
-            guards.extend(self.unblocked_guard(caller).await?);
+            let guards = self.guards_of(caller).await?;
             let record = self.registry.record(name.clone()).await?;
             let Some(present) = &record.registration else { return Ok(view::row(&record, caller)) };
             if present.owner != caller.to_string() {
