@@ -27,6 +27,17 @@ pub(crate) async fn fenced(w: &World) {
     eventually("csid is fenced", async || w.status().contains("refused as fenced")).await;
 }
 
+/// Starts this world's csid as the node `n1`, which gives up volumes after a fence. Its link ends with the returned node.
+async fn n1_that_unmounts(w: &mut World, site: &Site) -> (Client, Node) {
+    let node = site.node("n1");
+    w.add_plugin_and("p", &[], "").await;
+    w.configure(&format!("{}on-fenced = \"unmount\"\n", of_node("n1", node.run())));
+    let client = w.start().await;
+    healthy(&client, "p").await;
+    joined(w).await;
+    (client, node)
+}
+
 /// Kills csid, and starts it again.
 async fn restart(w: &mut World) -> Client {
     w.kill();
@@ -119,12 +130,7 @@ fn fenced_host_mounts_nothing_until_it_is_clean() {
 fn fenced_host_gives_up_what_is_not_in_use() {
     world(async |w| {
         let site = one_server(&["data", "more", "open"]).await;
-        let node = site.node("n1");
-        w.add_plugin_and("p", &[], "").await;
-        w.configure(&format!("{}on-fenced = \"unmount\"\n", of_node("n1", node.run())));
-        let client = w.start().await;
-        healthy(&client, "p").await;
-        joined(w).await;
+        let (client, _node) = n1_that_unmounts(w, &site).await;
         mount_registered(&client, "data", "web").await.unwrap();
         claim(&client, "more", "web").await.unwrap();
         let mounted = mount_registered(&client, "open", "web").await.unwrap();
@@ -155,12 +161,7 @@ fn fenced_host_gives_up_what_is_not_in_use() {
 fn fenced_host_detaches_dead_mount_and_keeps_hung() {
     world(async |w| {
         let site = one_server(&["dead", "hangs"]).await;
-        let node = site.node("n1");
-        w.add_plugin_and("p", &[], "").await;
-        w.configure(&format!("{}on-fenced = \"unmount\"\n", of_node("n1", node.run())));
-        let client = w.start().await;
-        healthy(&client, "p").await;
-        joined(w).await;
+        let (client, _node) = n1_that_unmounts(w, &site).await;
         w.hang("p", "NodeStageVolume");
         let dead = mount_registered(&client, "dead", "web").await.unwrap().source;
         let hangs = mount_registered(&client, "hangs", "web").await.unwrap().source;
