@@ -20,7 +20,7 @@ use csid::store::registry::{Claim, ClaimState, DrivenCall, DrivenRpc, Driver, Re
 use csid::store::rows::Leg;
 use csid::volume::rules::{self, ClaimAction, ClaimEffect, ClaimEvent, ClaimOutcome};
 use csid::{Error, Kind};
-use csid_etcd::{Expected, Guard, RowKey, Rows};
+use csid_etcd::{EtcdError, Expected, Guard, RowKey, Rows};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
@@ -31,7 +31,7 @@ use crate::cluster::{CallOutcome, Cluster, ToDrive, meta_guard, node_guard};
 use crate::controllers::plugin_guard;
 use crate::edges::{self, Edge};
 use crate::excluded::left_attached;
-use crate::failure::Result;
+use crate::failure::{Result, ServerError};
 use crate::forward::{Ended, Ready, START, read};
 use crate::metrics::{method_name, plugin_of};
 use crate::pace::{Awaited, Calls, Memory};
@@ -52,6 +52,8 @@ const LOOK: Duration = Duration::from_millis(300);
 /// How long a volume is left alone for which nothing can be done here, and for which another server acts.
 pub const NOTHING: Duration = Duration::from_secs(5);
 const OTHERS: Duration = Duration::from_secs(1);
+/// The pause of a volume whose change etcd has refused because its database is full.
+const FULL: Duration = Duration::from_secs(5);
 /// How long a node has no session before its pending claims end.
 const AWAY: Duration = Duration::from_secs(60);
 /// How long a look at an absent node counts. A pending claim is looked at more often.
@@ -205,10 +207,16 @@ impl Driving {
                 }
                 Ok(Turn::Rest(time)) => time,
                 Err(error) => {
-                    tracing::warn!(volume = %name, %error, "a volume's controller cannot be called now");
                     // A change that could not be read is none to begin for at once.
                     memory.seen = u64::MAX;
-                    OTHERS
+                    match error {
+                        // The beats say that once for all volumes.
+                        ServerError::Etcd(EtcdError::Full) => FULL,
+                        error => {
+                            tracing::warn!(volume = %name, %error, "a volume's controller cannot be called now");
+                            OTHERS
+                        }
+                    }
                 }
             };
             if task.is_over(rest, &mut memory) {

@@ -205,7 +205,8 @@ impl Presence {
                 }
             }
             self.here.send_replace(None);
-            tokio::time::sleep(PAUSE).await;
+            // An etcd without space refuses at once.
+            tokio::time::sleep(if self.is_full() { BEAT } else { PAUSE }).await;
         }
     }
 
