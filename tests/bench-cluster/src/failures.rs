@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 
 use crate::load;
 use crate::nodes::{ATTACHING, Fleet, LIMIT, Role};
-use crate::parts::{ALL, Bench, OWN};
+use crate::parts::{ALL, Bench, OF_CALLER, OWN};
 
 /// Callers of claims while the leader is killed.
 const CALLERS: usize = 16;
@@ -73,7 +73,7 @@ impl Bench {
         self.site.start_servers()?;
         let callers = CALLERS.min(self.args.nodes());
         self.fleet.join(callers, &ALL).await?;
-        let names = Arc::new(self.free(callers, BEFORE + AFTER).await?);
+        let names = Arc::new(self.free(callers * OF_CALLER, BEFORE + AFTER).await?);
         let (nodes, next) = (Arc::new(self.fleet.nodes.clone()), AtomicUsize::new(0));
         let claiming = tokio::spawn(load::run(callers, BEFORE + AFTER, move |caller| {
             let node = Arc::clone(&nodes[caller]);

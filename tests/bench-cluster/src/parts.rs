@@ -22,9 +22,14 @@ use crate::site::Site;
 
 /// Callers at the same time.
 pub const CALLERS: usize = 64;
-/// Volumes that the claims of one second may need at most, of all callers and of one.
+/// Volumes that the claims of one second may need at most.
 const PER_SECOND: usize = 2500;
-const OF_CALLER: usize = 250;
+/// The same, of one of several callers.
+pub const OF_CALLER: usize = 50;
+/// Claims of one volume in one transaction, as many as a server writes at most.
+const FOLDED: usize = 40;
+/// Figures of the processor's time of [`Site::cpu`], in its order.
+const CPU_OF_CLAIM: [&str; 3] = ["one_volume_nodes_ms", "one_volume_servers_ms", "one_volume_etcd_ms"];
 /// How long all nodes may take for claims of one volume.
 const AT_ONCE: Duration = Duration::from_secs(60);
 /// Changes whose lag is measured.
@@ -116,13 +121,12 @@ impl Bench {
 
     /// Writes volumes that nobody has claimed, as many as claims may need for `time`.
     async fn pool(&mut self, time: Duration) -> Result<Arc<Pool>> {
-        let names = self.free(CALLERS, time).await?;
+        let names = self.free(PER_SECOND, time).await?;
         Ok(Arc::new(Pool { names, next: AtomicUsize::new(0) }))
     }
 
-    /// Writes volumes that nobody has claimed, as many as these callers may need for `time`. Waits until all servers have them.
-    pub async fn free(&mut self, callers: usize, time: Duration) -> Result<Vec<String>> {
-        let per_second = PER_SECOND.min(callers.min(self.args.nodes()) * OF_CALLER);
+    /// Writes volumes that nobody has claimed, so many for each second of `time`. Waits until all servers have them.
+    pub async fn free(&mut self, per_second: usize, time: Duration) -> Result<Vec<String>> {
         let names = self.new_names((per_second as f64 * time.as_secs_f64()).ceil() as usize);
         self.raw.write_volumes(&self.template, PLAIN, &names, |_| None).await?;
         let last = names.last().context("no volume is needed")?;
@@ -173,7 +177,7 @@ impl Bench {
     }
 
     pub async fn floor(&self, callers: usize) -> Result<Load> {
-        self.raw.floor(&self.template, callers, self.args.time()).await
+        self.raw.swap(&self.template, callers, 1, self.args.time()).await
     }
 
     /// Measures a floor of one caller, and keeps it.
@@ -299,12 +303,17 @@ impl Bench {
         for name in &names {
             let floor = self.floor(CALLERS).await?;
             self.report.add("floor_per_s", floor.per_s, "");
+            let folds = self.raw.swap(&self.template, 1, FOLDED, self.args.time()).await?;
+            let raw = folds.per_s * FOLDED as f64;
+            let of = format!("{FOLDED} in a transaction: {raw:.0}/s against {:.0}/s", floor.per_s);
+            self.report.add("raw_one_volume_per_s", raw / floor.per_s, &of);
             let begun = Instant::now();
             try_join_all(self.fleet.nodes.iter().map(|node| node.claim_in_vain(name, SHARED))).await?;
             let per_s = nodes as f64 / begun.elapsed().as_secs_f64();
             let of = format!("{nodes} nodes: {per_s:.0}/s against {:.0}/s", floor.per_s);
             self.report.add("refused_per_s", per_s / floor.per_s, &of);
             let revision = self.raw.revision().await?;
+            let before = self.site.cpu()?;
             let (granted, begun) = (AtomicUsize::new(0), Instant::now());
             let claiming = self.fleet.nodes.iter().map(async |node| {
                 node.claim(name, SHARED).await?;
@@ -313,6 +322,7 @@ impl Bench {
             });
             let ended = tokio::time::timeout(AT_ONCE, try_join_all(claiming)).await;
             let (took, granted) = (begun.elapsed().as_secs_f64(), granted.into_inner());
+            let used = self.site.cpu()?;
             if let Ok(ended) = ended {
                 ended?;
             }
@@ -322,6 +332,9 @@ impl Bench {
                 floor.per_s
             );
             self.report.add("one_volume_per_s", per_s / floor.per_s, &of);
+            for ((key, used), before) in CPU_OF_CLAIM.into_iter().zip(used).zip(before) {
+                self.report.add(key, (used - before) * 1000.0 / granted as f64, &format!("{granted} claims"));
+            }
             // Beats of servers are among them.
             let transactions = self.raw.revision().await? - revision;
             let of = format!("{granted} claims, {transactions} transactions of etcd");

@@ -73,11 +73,16 @@ impl Program {
 
     /// Returns the processor's time that the program has used, in seconds.
     pub fn cpu(&self) -> Result<f64> {
-        let text = fs::read_to_string(format!("/proc/{}/stat", self.process.id()))?;
-        let fields: Vec<&str> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-        let ticks = |place: usize| -> Result<f64> { Ok(fields.get(place).context("a short stat")?.parse()?) };
-        Ok((ticks(11)? + ticks(12)?) / 100.0)
+        cpu_of(self.process.id())
     }
+}
+
+/// Returns the processor's time that a process has used, in seconds.
+pub fn cpu_of(pid: u32) -> Result<f64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let fields: Vec<&str> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+    let ticks = |place: usize| -> Result<f64> { Ok(fields.get(place).context("a short stat")?.parse()?) };
+    Ok((ticks(11)? + ticks(12)?) / 100.0)
 }
 
 impl Drop for Program {

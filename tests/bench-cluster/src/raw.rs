@@ -146,9 +146,15 @@ impl Raw {
         Ok(u64::try_from(header.context("an answer of etcd has no header")?.revision)?)
     }
 
-    /// Has callers compare and swap, each a head of its own, with one new claim a transaction. The values are as long as those of the
+    /// Has callers compare and swap, each a head of its own, with so many new claims a transaction. The values are as long as those of the
     /// registry.
-    pub async fn floor(&self, template: &Template, callers: usize, time: Duration) -> Result<Load> {
+    pub async fn swap(
+        &self,
+        template: &Template,
+        callers: usize,
+        claims: usize,
+        time: Duration,
+    ) -> Result<Load> {
         static ROUND: AtomicUsize = AtomicUsize::new(0);
         let round = ROUND.fetch_add(1, Ordering::Relaxed);
         let [head, claim] = template.sizes(&template.claim_of("n100", 0)).map(|size| vec![b'x'; size]);
@@ -159,7 +165,9 @@ impl Raw {
             let (revisions, n) = (Arc::clone(&revisions), next.fetch_add(1, Ordering::Relaxed));
             async move {
                 let key = format!("/floor/v1/vol/default/{round:04}-{caller:04}/head");
-                let of_claim = format!("/floor/v1/vol/default/{round:04}-{caller:04}/claim/n{n:06}/web");
+                let of_claim =
+                    |of| format!("/floor/v1/vol/default/{round:04}-{caller:04}/claim/n{n:06}-{of:02}/web");
+                let claims = (0..claims).map(|of| bytes(of_claim(of), claim.clone()));
                 let compare = Compare {
                     target: CompareTarget::Mod.into(),
                     key: key.clone().into(),
@@ -168,7 +176,7 @@ impl Raw {
                 };
                 let txn = TxnRequest {
                     compare: vec![compare],
-                    success: vec![bytes(key, head), bytes(of_claim, claim)],
+                    success: [bytes(key, head)].into_iter().chain(claims).collect(),
                     failure: Vec::new(),
                 };
                 let done = client.txn(txn).await?.into_inner();

@@ -22,12 +22,21 @@ use Goal::{AtLeast, AtMost};
 type Known = (&'static str, &'static str, &'static str, Goal);
 
 /// All figures, in the order of the table.
-const FIGURES: [Known; 33] = [
+const FIGURES: [Known; 37] = [
     ("floor_per_s", "floor: compare-and-swaps/s, 64 callers", "/s", Goal::None),
     ("floor_p50_ms", "floor: compare-and-swap p50, 1 caller", "ms", Goal::None),
     ("claims_per_s", "claims/s, own volumes, no attach, 64 callers", "× floor", AtLeast(0.6)),
     ("one_volume_per_s", "claims/s of one multi-node volume by all nodes at once", "× floor", AtLeast(5.0)),
     ("one_volume_folded", "the same, claims in one transaction", "", Goal::None),
+    ("one_volume_nodes_ms", "the same, a claim's time of a processor in all nodes", "ms", Goal::None),
+    ("one_volume_servers_ms", "the same, in all servers", "ms", Goal::None),
+    ("one_volume_etcd_ms", "the same, in all members of etcd", "ms", Goal::None),
+    (
+        "raw_one_volume_per_s",
+        "the same by a bare client, 1 caller, 40 claims in one transaction",
+        "× floor",
+        Goal::None,
+    ),
     ("refused_per_s", "calls/s of all nodes at once that are refused without etcd", "× floor", Goal::None),
     ("claim_p50", "claim p50, 1 caller, no attach", "× floor's p50", AtMost(1.5)),
     (

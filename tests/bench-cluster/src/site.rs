@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
 use crate::certificates::{Authority, Pair, Purpose};
-use crate::process::{Program, command, sibling};
+use crate::process::{Program, command, cpu_of, sibling};
 use crate::wire::StatusRequest;
 use crate::wire::maintenance_client::MaintenanceClient;
 
@@ -204,7 +204,7 @@ impl Site {
         let endpoints: Vec<String> =
             self.members.iter().map(|member| format!("https://{}", member.client)).collect();
         let text = format!(
-            "cluster = \"prod\"\nlisten = \"{address}\"\naddress = \"{address}\"\nmax-claims = 100000\n\
+            "cluster = \"prod\"\nlisten = \"{address}\"\naddress = \"{address}\"\nmax-claims = 100000\nmax-volumes = 1000000\n\
              [etcd]\nendpoints = {endpoints:?}\n{GRANTS}"
         );
         Ok(fs::write(self.path(&format!("s{n}.toml")), text)?)
@@ -241,6 +241,14 @@ impl Site {
 
     pub fn server(&self, n: usize) -> Result<&Program> {
         self.servers[n].as_ref().context("the server does not run")
+    }
+
+    /// Returns the processor's time in seconds that was used until now by the nodes, which are this program, by all servers and by all members of etcd.
+    pub fn cpu(&self) -> Result<[f64; 3]> {
+        let all = |programs: Vec<&Program>| programs.into_iter().map(Program::cpu).sum::<Result<f64>>();
+        let members = self.members.iter().filter_map(|member| member.program.as_ref());
+        let servers = self.servers.iter().flatten();
+        Ok([cpu_of(std::process::id())?, all(servers.collect())?, all(members.collect())?])
     }
 
     /// Returns a connection to a server, which is made at the first call.
