@@ -129,7 +129,7 @@ type_block anna Upgrades 5
 keeps_file db-1
 
 say "etcd has no space: a full etcd"
-# The last member that is started waits for no other one.
+# quota SERVER: gives the member of etcd this quota.
 quota() { quietly "$1" "sed -i 's/^ETCD_QUOTA_BACKEND_BYTES=.*/ETCD_QUOTA_BACKEND_BYTES=$quota/' /etc/default/etcd; systemctl restart etcd"; }
 quota=16000000
 for server in "${servers[@]}"; do quota "$server"; done
@@ -362,7 +362,7 @@ run db-1 'csictl mount default own web --target /srv/data'
 type_block anna 'Revoked certificates' 1 'cd keys'
 for server in "${servers[@]}"; do quietly "$server" 'sed -i "1i crl = \"/etc/csid-server/crl.pem\"" /etc/csid-server/csid-server.toml'; done
 revoke db-2
-# The node's session ends, and the thief does not come back, either.
+# The node's session ends, and it does not come back.
 until_said db-2 'csictl cluster status' 'certificate is not valid now'
 until_said db-1 'csictl cluster status' joined
 certificate 3
@@ -379,9 +379,9 @@ type_block anna 'A stolen key' 6 'csictl() {
 run db-1 'csictl unmount default own web'
 run db-2 'csictl mount default own web --target /srv/data'
 run anna 'csictl node list'
-
 run db-2 'csictl unmount default own web'
 run anna 'csictl --operator volume deregister default own'
+run db-2 "csi-local delete $own"
 
 say "db-3 is sold: a lost machine"
 ./container down "$work/db-2" >>"$work/log" 2>&1
