@@ -59,6 +59,8 @@ pub(crate) struct Volumes {
     pub by_owner: OwnerIndex,
     /// Volumes that AttachVolume has attached.
     pub by_call: BTreeSet<VolumeName>,
+    /// Volumes with work that is not done.
+    pub restless: BTreeSet<Arc<VolumeName>>,
     /// Volumes with a value that cannot be read.
     pub unreadable: BTreeSet<VolumeName>,
 }
@@ -281,6 +283,10 @@ impl Volumes {
             true => self.by_call.insert(name.clone()),
             false => self.by_call.remove(name),
         };
+        match volume.record.is_restless() {
+            true => self.restless.insert(shared),
+            false => self.restless.remove(name),
+        };
         match volume.unreadable(keys) {
             Some(_) => self.unreadable.insert(name.clone()),
             None => self.unreadable.remove(name),
@@ -294,6 +300,7 @@ impl Volumes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::keys::Part;
 
     fn cache() -> Cache {
         let timing = Timing {
@@ -372,6 +379,31 @@ mod tests {
             cache.apply(&[event(kind, &node, revision)]);
             assert_eq!(cache.nodes_changed(), revision as u64);
         }
+    }
+
+    #[test]
+    fn volume_is_listed_while_its_work_is_not_done() {
+        let cache = cache();
+        let name = csid::store::testing::samples::name("data");
+        let event = |kind: EventType, driver: Option<serde_json::Value>| {
+            let value = serde_json::json!({"volume": ["local", "v1"], "driver": driver});
+            let (key, value) = (cache.keys.part(&name, &Part::Head), value.to_string().into_bytes());
+            Event { r#type: kind.into(), kv: Some(KeyValue { key, value, ..KeyValue::default() }) }
+        };
+        let restless = || crate::lists::restless(&cache.read()).len();
+        let driver = serde_json::json!({"server": "a", "host": "n1"});
+        for (event, due) in [
+            (event(EventType::Put, None), 0),
+            (event(EventType::Put, Some(driver.clone())), 1),
+            (event(EventType::Put, None), 0),
+            (event(EventType::Put, Some(driver)), 1),
+            (event(EventType::Put, Some("unreadable".into())), 0),
+            (event(EventType::Delete, None), 0),
+        ] {
+            cache.apply(std::slice::from_ref(&event));
+            assert_eq!(restless(), due, "{event:?}");
+        }
+        assert!(cache.read().restless.is_empty(), "a volume that is gone takes memory");
     }
 
     #[tokio::test]

@@ -85,9 +85,8 @@ pub(crate) fn claims(
 
 /// Returns the records with work that is not done, but for those that cannot be read.
 pub(crate) fn restless(volumes: &Volumes) -> Vec<Record> {
-    let readable = volumes.by_name.iter().filter(|(name, _)| !volumes.unreadable.contains(name));
-    let records = readable.map(|(_, stored)| &stored.record);
-    records.filter(|record| record.is_restless()).cloned().collect()
+    let readable = volumes.restless.iter().filter(|name| !volumes.unreadable.contains(name.as_ref()));
+    readable.filter_map(|name| volumes.by_name.get(name)).map(|stored| stored.record.clone()).collect()
 }
 
 /// Returns the records that match, of volumes that AttachVolume has attached. Those that cannot be read are left out.
