@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use csi_proto::cluster::v1::admin_client::AdminClient;
 use csi_proto::cluster::v1::cluster_client::ClusterClient;
-use csi_proto::cluster::v1::{Capability, ChangeAsk, ListAsk, Register, Spec, change_ask};
+use csi_proto::cluster::v1::{Capability, ChangeAsk, ListAsk, NodeRow, NodesAsk, Register, Spec, change_ask};
 use futures_util::future::try_join_all;
 use tonic::Code;
 use tonic::transport::Channel;
@@ -162,6 +163,27 @@ impl Bench {
         }
     }
 
+    /// Waits until the rows of all nodes have their names by the plugins.
+    async fn reported(&self, mut server: AdminClient<Channel>) -> Result<()> {
+        let (begun, nodes) = (Instant::now(), self.args.nodes());
+        let has_name =
+            |node: &NodeRow| node.plugins.iter().any(|of| of.plugin == ATTACHING && !of.node_id.is_empty());
+        loop {
+            let mut pages = server.nodes(NodesAsk::default()).await?.into_inner();
+            let (mut joined, mut named) = (0, 0);
+            while let Some(page) = pages.message().await? {
+                joined += page.nodes.len();
+                named += page.nodes.iter().filter(|node| has_name(node)).count();
+            }
+            if joined >= nodes && named == joined {
+                return Ok(());
+            }
+            ensure!(begun.elapsed() < LIMIT, "{named} of {nodes} nodes have their names by the plugins");
+            // A list is work for etcd, too.
+            tokio::time::sleep(10 * AGAIN).await;
+        }
+    }
+
     /// Registers volumes by calls of an operator.
     pub async fn register(&mut self, count: usize, plugin: &str, access_mode: &str) -> Result<Vec<String>> {
         let names = self.new_names(count);
@@ -282,7 +304,10 @@ impl Bench {
         let nodes = self.args.nodes();
         let joined = self.fleet.join(nodes, &[0]).await?;
         self.report.add("join_s", joined.as_secs_f64(), &format!("{nodes} nodes at one server"));
-        // The first reports of plugins are written.
+        let begun = Instant::now();
+        self.reported(AdminClient::new(self.site.channel(1, &self.operator)?)).await?;
+        let written = joined + begun.elapsed();
+        self.report.add("reported_s", written.as_secs_f64(), &format!("{nodes} nodes, 2 plugins each"));
         tokio::time::sleep(Duration::from_secs(2)).await;
         let time = if self.args.rounds > 1 { IDLE } else { IDLE / 4 };
         let (before, begun) = (self.site.server(0)?.cpu()?, Instant::now());
