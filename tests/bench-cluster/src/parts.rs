@@ -1,5 +1,6 @@
 //! The parts with few claims: rates, times and lags.
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -165,20 +166,21 @@ impl Bench {
 
     /// Waits until the rows of all nodes have their names by the plugins.
     async fn reported(&self, mut server: AdminClient<Channel>) -> Result<()> {
-        let (begun, nodes) = (Instant::now(), self.args.nodes());
-        let has_name =
-            |node: &NodeRow| node.plugins.iter().any(|of| of.plugin == ATTACHING && !of.node_id.is_empty());
+        let (begun, nodes) = (Instant::now(), &self.fleet.nodes[..self.args.nodes()]);
         loop {
             let mut pages = server.nodes(NodesAsk::default()).await?.into_inner();
-            let (mut joined, mut named) = (0, 0);
+            let mut named = HashSet::new();
             while let Some(page) = pages.message().await? {
-                joined += page.nodes.len();
-                named += page.nodes.iter().filter(|node| has_name(node)).count();
+                let has_name = |node: &NodeRow| {
+                    node.plugins.iter().any(|of| of.plugin == ATTACHING && !of.node_id.is_empty())
+                };
+                named.extend(page.nodes.into_iter().filter(has_name).map(|node| node.node));
             }
-            if joined >= nodes && named == joined {
+            let unnamed = nodes.iter().filter(|node| !named.contains(&node.name)).count();
+            if unnamed == 0 {
                 return Ok(());
             }
-            ensure!(begun.elapsed() < LIMIT, "{named} of {nodes} nodes have their names by the plugins");
+            ensure!(begun.elapsed() < LIMIT, "{unnamed} nodes do not have their names by the plugins");
             // A list is work for etcd, too.
             tokio::time::sleep(10 * AGAIN).await;
         }
