@@ -18,6 +18,7 @@ use crate::edges;
 use crate::failure::{Result, ServerError};
 use crate::joins::Joins;
 use crate::metrics::Metrics;
+use crate::names::SeenNames;
 use crate::presence::Presence;
 use crate::rows::{self, MetaRow, Mode, NodeRow, NodeState, PluginRow, Read, Schemas, UsedRow};
 use crate::turns::Turns;
@@ -50,6 +51,8 @@ pub struct Cluster {
     /// The turns of claims of one volume.
     pub turns: Turns,
     known: Mutex<Known>,
+    /// The last read of all names of nodes. `None`: there was none.
+    pub(crate) seen_names: tokio::sync::Mutex<Option<SeenNames>>,
     /// The generation and the mode of the cluster, as this server has read them last. `None`: it has not yet.
     phase: watch::Sender<Option<Phase>>,
     /// New claims of each node that are being written.
@@ -148,6 +151,7 @@ impl Cluster {
             joins,
             turns: Turns::default(),
             known,
+            seen_names: tokio::sync::Mutex::default(),
             phase,
             writing,
             others,

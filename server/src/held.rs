@@ -1,6 +1,5 @@
 //! What nodes hold, while the cluster recovers. Their claims come back into etcd, with what is attached for them.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use csi_proto::cluster::v1::{Held as Answer, HeldClaim, HeldClaims, RefusedClaim};
@@ -64,9 +63,9 @@ impl Cluster {
             return Err(is_not_recovering());
         }
         let named = claims.iter().filter(|of| !of.external_node_id.is_empty());
-        let plugins: BTreeSet<String> = named.map(|of| of.plugin.clone()).collect();
+        let names = named.map(|of| (of.plugin.clone(), of.external_node_id.clone())).collect();
         // A fenced or blocked node may be this machine under an earlier name.
-        let others = self.names_of_others(&caller.name, &plugins, NodeRow::may_have_sessions);
+        let others = self.names_of_others(&caller.name, names, |of| of.may_have_sessions);
         let others = self.while_here(others).await?;
         let mut page = SaidPage { generation, ..SaidPage::default() };
         // The others come back meanwhile.

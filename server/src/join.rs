@@ -378,12 +378,13 @@ impl Cluster {
         Err(Error::new(Kind::Busy, format!("the row of node {node} has changed")).into())
     }
 
-    /// Returns the names that other nodes have by the plugins by which a node reports its first one.
+    /// Returns those of the first names that a node reports which other nodes have.
     async fn taken_names(&self, node: &str, present: &NodeRow, report: &Plugins) -> Result<NodeNames> {
         let is_first =
             |of: &&PluginReport| !of.node_id.is_empty() && !present.node_ids.contains_key(&of.plugin);
-        let plugins = report.plugins.iter().filter(is_first).map(|of| of.plugin.clone()).collect();
-        self.names_of_others(node, &plugins, |_| true).await
+        let first = report.plugins.iter().filter(is_first);
+        let first = first.map(|of| (of.plugin.clone(), of.node_id.clone())).collect();
+        self.names_of_others(node, first, |_| true).await
     }
 }
 

@@ -1,10 +1,12 @@
 //! The names of nodes by plugins. A controller attaches and detaches by them, so two nodes may not have the same one.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 
 use csid::error::shortened;
 use csid::{Error, Kind};
 use csid_etcd::Guard;
+use tokio::time::Instant;
 
 use crate::cluster::{Cluster, node_guard};
 use crate::failure::Result;
@@ -13,29 +15,59 @@ use crate::rows::{NodeRow, Read};
 /// Plugins, each with a name that it has for a node.
 pub type NodeNames = BTreeSet<(String, String)>;
 
+/// Nodes by the names that plugins have had for them, as one read of all rows has found them.
+pub struct SeenNames {
+    /// When the read was begun.
+    begun: Instant,
+    nodes: Arc<HashMap<(String, String), Vec<Named>>>,
+}
+
+/// A node that has a name.
+pub struct Named {
+    node: String,
+    pub may_have_sessions: bool,
+}
+
 impl Cluster {
-    /// Returns the names that other nodes have by these plugins, as etcd has them now. `counts`: whether a node's names count.
+    /// Returns those of some names that other nodes have, as etcd has them now. `counts`: whether a node's names count.
     pub async fn names_of_others(
         &self,
         node: &str,
-        plugins: &BTreeSet<String>,
-        counts: fn(&NodeRow) -> bool,
+        mut names: NodeNames,
+        counts: fn(&Named) -> bool,
     ) -> Result<NodeNames> {
-        let mut names = NodeNames::new();
-        if plugins.is_empty() {
-            return Ok(names);
+        if !names.is_empty() {
+            let nodes = self.names_now().await?;
+            let is_other = |of: &Named| of.node != node && counts(of);
+            names.retain(|name| nodes.get(name).is_some_and(|of| of.iter().any(is_other)));
         }
+        Ok(names)
+    }
+
+    /// Returns the names of all nodes. A fleet that joins for the first time asks once for each node, so those that wait at the same time share
+    /// a read. It begins after each of them has asked.
+    async fn names_now(&self) -> Result<Arc<HashMap<(String, String), Vec<Named>>>> {
+        let asked = Instant::now();
+        let mut seen = self.seen_names.lock().await;
+        if let Some(seen) = seen.as_ref().filter(|seen| seen.begun > asked) {
+            return Ok(seen.nodes.clone());
+        }
+        let begun = Instant::now();
+        let mut nodes: HashMap<_, Vec<Named>> = HashMap::new();
         let mut pages = self.pages_of_nodes();
         while let Some(page) = self.next_of_nodes(&mut pages).await? {
-            // A row that cannot be read has no name.
-            for row in page.into_iter().filter(|(other, _)| other != node).filter_map(|(_, row)| row.ok()) {
-                if counts(&row.value) {
-                    let named = row.value.node_ids.into_iter();
-                    names.extend(named.filter(|(plugin, _)| plugins.contains(plugin)));
+            for (node, row) in page {
+                // A row that cannot be read has no name.
+                let Ok(Read { value, .. }) = row else { continue };
+                let may_have_sessions = value.may_have_sessions();
+                for name in value.node_ids {
+                    nodes.entry(name).or_default().push(Named { node: node.clone(), may_have_sessions });
                 }
             }
         }
-        Ok(names)
+        let nodes = Arc::new(nodes);
+        *seen = Some(SeenNames { begun, nodes: nodes.clone() });
+        Ok(nodes)
     }
 
     /// Refuses names that an operator accepts for a node while another node's row has them as accepted. Returns the guards of the nodes that have

@@ -11,6 +11,7 @@ use tokio::net::TcpStream;
 use tonic::transport::Channel;
 
 use crate::attach::{Controller, row, user};
+use crate::recovery::welcome;
 use crate::site::{Raw, Refusal, Session, Site, ask, eventually};
 
 const SERVERS: usize = 3;
@@ -343,4 +344,32 @@ async fn attach_for_one_caller_has_its_cost() {
     assert_eq!(transactions, 2);
     // The task looks at the record once more, perhaps after the count.
     assert!(reads <= 2, "{reads} reads");
+}
+
+/// A first name is compared with those of all nodes. Reports that wait at the same time share a read of them.
+#[tokio::test]
+async fn first_reports_of_many_nodes_share_reads() {
+    const NODES: usize = 60;
+    let site = Site::start(1).await;
+    let (mut nodes, mut sessions) = (Vec::new(), Vec::new());
+    for n in 0..NODES {
+        let node = site.node(&format!("n{n}"));
+        sessions.push(welcome(&node, 0).await.1);
+        nodes.push(node);
+    }
+    let before = handled(&site, "Range").await;
+    for (n, session) in sessions.iter_mut().enumerate() {
+        session.report_name(&format!("id of n{n}")).await;
+    }
+    let mut polls = 0;
+    eventually("the reports are written", async || {
+        polls += 1;
+        let rows = site.raw().await.below("/csid/v1/node/").await;
+        rows.iter().filter(|kv| String::from_utf8_lossy(&kv.value).contains("\"id of n")).count() == NODES
+    })
+    .await;
+    let reads = handled(&site, "Range").await - before - polls;
+    println!("{reads} reads for the first reports of {NODES} nodes");
+    // Each report reads the row of its node twice.
+    assert!(reads < 2 * NODES as u64 + NODES as u64 / 2, "{reads} reads");
 }
