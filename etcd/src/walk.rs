@@ -61,6 +61,10 @@ impl WalkedVolume {
         self.key(&Part::Head)
     }
 
+    pub fn registration(&self) -> String {
+        self.key(&Part::Registration)
+    }
+
     pub fn claim(&self, claim: &Claim) -> String {
         self.key(&Part::Claim(claim.node.clone(), claim.consumer.clone()))
     }

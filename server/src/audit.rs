@@ -218,6 +218,12 @@ impl Seen {
                 self.find("volume-without-external-id", volume.external(), text);
             }
         }
+        let owner = record.registration.as_ref().map(|of| of.owner.as_str());
+        let node = owner.and_then(|owner| owner.strip_prefix("node/"));
+        if let Some(node) = node.filter(|node| !self.nodes.contains(*node)) {
+            let text = format!("node {node} owns the volume {}, and has no row", record.name);
+            self.find("volume-without-owner", volume.registration(), text);
+        }
         self.excluding(volume);
         for claim in record.claims.iter().filter(|of| of.state == ClaimState::NodeDetached) {
             if let Some(why) = why_waits(record, claim, self.with_refused_mounts.contains(&claim.node)) {

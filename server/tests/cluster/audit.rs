@@ -67,6 +67,9 @@ async fn each_kind_of_misfit_is_found_by_its_key() {
     let lost = json!({ "namespace": "default", "volume": "lost" });
     raw.put(&format!("{root}/ext/p/00ff"), &lost.to_string()).await;
     raw.put(&format!("{root}/ext/p/00fe"), CANARY).await;
+    let mut registration = value(&site, &format!("{data}/reg")).await;
+    registration["owner"] = json!("node/n3");
+    raw.put(&format!("{data}/reg"), &registration.to_string()).await;
     // An attachment without a claim, for an away node.
     let attachment =
         json!({ "node": "n7", "node-id": "i-7", "leg": "present", "publish-context": { "token": CANARY } });
@@ -130,6 +133,7 @@ async fn each_kind_of_misfit_is_found_by_its_key() {
         ("volume-without-external-id", &other),
         ("volume-without-head", "/vol/default/nohead/head"),
         ("volume-without-head", "/vol/default/queued/head"),
+        ("volume-without-owner", "/vol/default/data/reg"),
     ]
     .into();
     assert_eq!(found, due);
