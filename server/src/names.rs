@@ -9,17 +9,21 @@ use csid_etcd::Guard;
 use tokio::time::Instant;
 
 use crate::cluster::{Cluster, node_guard};
-use crate::failure::Result;
+use crate::failure::{Result, ServerError};
 use crate::rows::{NodeRow, Read};
 
 /// Plugins, each with a name that it has for a node.
 pub type NodeNames = BTreeSet<(String, String)>;
 
-/// Nodes by the names that plugins have had for them, as one read of all rows has found them.
+/// Nodes by the names that plugins have had for them.
+type NodesByName = HashMap<(String, String), Vec<Named>>;
+
+/// The nodes as one read of all rows has found them.
 pub struct SeenNames {
     /// When the read was begun.
     begun: Instant,
-    nodes: Arc<HashMap<(String, String), Vec<Named>>>,
+    /// `None`: the read has failed.
+    nodes: Option<Arc<NodesByName>>,
 }
 
 /// A node that has a name.
@@ -45,15 +49,22 @@ impl Cluster {
     }
 
     /// Returns the names of all nodes. A fleet that joins for the first time asks once for each node, so those that wait at the same time share
-    /// a read. It begins after each of them has asked.
-    async fn names_now(&self) -> Result<Arc<HashMap<(String, String), Vec<Named>>>> {
+    /// a read, and its failure. It begins after each of them has asked.
+    async fn names_now(&self) -> Result<Arc<NodesByName>> {
         let asked = Instant::now();
         let mut seen = self.seen_names.lock().await;
         if let Some(seen) = seen.as_ref().filter(|seen| seen.begun > asked) {
-            return Ok(seen.nodes.clone());
+            let failed = || ServerError::Unavailable("the names of the nodes could not be read".into());
+            return seen.nodes.clone().ok_or_else(failed);
         }
         let begun = Instant::now();
-        let mut nodes: HashMap<_, Vec<Named>> = HashMap::new();
+        let nodes = self.read_names().await.map(Arc::new);
+        *seen = Some(SeenNames { begun, nodes: nodes.as_ref().ok().cloned() });
+        nodes
+    }
+
+    async fn read_names(&self) -> Result<NodesByName> {
+        let mut nodes = NodesByName::new();
         let mut pages = self.pages_of_nodes();
         while let Some(page) = self.next_of_nodes(&mut pages).await? {
             for (node, row) in page {
@@ -65,8 +76,6 @@ impl Cluster {
                 }
             }
         }
-        let nodes = Arc::new(nodes);
-        *seen = Some(SeenNames { begun, nodes: nodes.clone() });
         Ok(nodes)
     }
 

@@ -167,14 +167,23 @@ impl Bench {
     /// Waits until the rows of all nodes have their names by the plugins.
     async fn reported(&self, mut server: AdminClient<Channel>) -> Result<()> {
         let (begun, nodes) = (Instant::now(), &self.fleet.nodes[..self.args.nodes()]);
+        let has_name =
+            |node: &NodeRow| node.plugins.iter().any(|of| of.plugin == ATTACHING && !of.node_id.is_empty());
         loop {
-            let mut pages = server.nodes(NodesAsk::default()).await?.into_inner();
             let mut named = HashSet::new();
-            while let Some(page) = pages.message().await? {
-                let has_name = |node: &NodeRow| {
-                    node.plugins.iter().any(|of| of.plugin == ATTACHING && !of.node_id.is_empty())
-                };
-                named.extend(page.nodes.into_iter().filter(has_name).map(|node| node.node));
+            let list = async {
+                let mut pages = server.nodes(NodesAsk::default()).await?.into_inner();
+                while let Some(page) = pages.message().await? {
+                    named.extend(page.nodes.into_iter().filter(has_name).map(|node| node.node));
+                }
+                Ok::<_, tonic::Status>(())
+            };
+            match list.await {
+                // A server that is behind etcd answers nothing.
+                Err(error) if error.code() != Code::Unavailable => {
+                    return Err(error).context("list the nodes");
+                }
+                _ => {}
             }
             let unnamed = nodes.iter().filter(|node| !named.contains(&node.name)).count();
             if unnamed == 0 {
