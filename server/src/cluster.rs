@@ -18,7 +18,6 @@ use crate::edges;
 use crate::failure::{Result, ServerError};
 use crate::joins::Joins;
 use crate::metrics::Metrics;
-use crate::names::SeenNames;
 use crate::presence::Presence;
 use crate::rows::{self, MetaRow, Mode, NodeRow, NodeState, PluginRow, Read, Schemas, UsedRow};
 use crate::turns::Turns;
@@ -110,6 +109,23 @@ impl Drop for Writing<'_> {
 pub struct NodeIds {
     pub revision: u64,
     pub nodes: HashMap<(String, String), Vec<String>>,
+}
+
+/// Nodes by the names that plugins have had for them.
+pub type NodesByName = HashMap<(String, String), Vec<Named>>;
+
+/// The nodes as one read of all rows has found them.
+pub struct SeenNames {
+    /// When the read was begun.
+    pub begun: Instant,
+    /// `None`: the read has failed.
+    pub nodes: Option<Arc<NodesByName>>,
+}
+
+/// A node that has a name.
+pub struct Named {
+    pub node: String,
+    pub may_have_sessions: bool,
 }
 
 /// Rows as they were read last. etcd compares them with each write, so an old one costs a second try.

@@ -1,6 +1,6 @@
 //! The names of nodes by plugins. A controller attaches and detaches by them, so two nodes may not have the same one.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use csid::error::shortened;
@@ -8,29 +8,12 @@ use csid::{Error, Kind};
 use csid_etcd::Guard;
 use tokio::time::Instant;
 
-use crate::cluster::{Cluster, node_guard};
+use crate::cluster::{Cluster, Named, NodesByName, SeenNames, node_guard};
 use crate::failure::{Result, ServerError};
 use crate::rows::{NodeRow, Read};
 
 /// Plugins, each with a name that it has for a node.
 pub type NodeNames = BTreeSet<(String, String)>;
-
-/// Nodes by the names that plugins have had for them.
-type NodesByName = HashMap<(String, String), Vec<Named>>;
-
-/// The nodes as one read of all rows has found them.
-pub struct SeenNames {
-    /// When the read was begun.
-    begun: Instant,
-    /// `None`: the read has failed.
-    nodes: Option<Arc<NodesByName>>,
-}
-
-/// A node that has a name.
-pub struct Named {
-    node: String,
-    pub may_have_sessions: bool,
-}
 
 impl Cluster {
     /// Returns those of some names that other nodes have, as etcd has them now. `counts`: whether a node's names count.
