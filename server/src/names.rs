@@ -32,7 +32,7 @@ impl Cluster {
     }
 
     /// Returns the names of all nodes. A fleet that joins for the first time asks once for each node, so those that wait at the same time share
-    /// a read, and its failure. It begins after each of them has asked.
+    /// a read, and its failure. The read begins after each of them has asked.
     async fn names_now(&self) -> Result<Arc<NodesByName>> {
         let asked = Instant::now();
         let mut seen = self.seen_names.lock().await;
@@ -46,6 +46,7 @@ impl Cluster {
         nodes
     }
 
+    /// Reads the names of all nodes from etcd.
     async fn read_names(&self) -> Result<NodesByName> {
         let mut nodes = NodesByName::new();
         let mut pages = self.pages_of_nodes();

@@ -278,10 +278,10 @@ fn killed_while_it_gives_up_csid_brings_nothing_back() {
             s.fault.arm(&armed);
             let given_up = deregister(&s, "a", forget()).await.is_ok();
             // csid may die after its answer, too, or just before this kills it.
-            match given_up {
-                true if !s.w.dead() => s.w.kill(),
-                true => {}
-                false => s.died().await,
+            if !given_up {
+                s.died().await;
+            } else if !s.w.dead() {
+                s.w.kill();
             }
             let is_killed = s.fault.disarm() != armed;
             s.restart().await;
