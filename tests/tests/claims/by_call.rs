@@ -279,18 +279,14 @@ async fn forgotten(client: &Client) -> usize {
     events(client, 0).await.iter().filter(|event| of_forget(event)).count()
 }
 
-/// Starts a DetachVolume whose RPC the plugin holds. After a restart csid makes that call by itself, and the caller waits for it.
-async fn held_detach(w: &mut World, client: &Client) -> tokio::task::JoinHandle<Result<()>> {
-    w.plugin("p").rules([Rule::always("ControllerUnpublishVolume", Act::Hold)]);
-    let before = w.plugin("p").count("ControllerUnpublishVolume", "v");
-    let id = format!("detach-{before}");
+/// Starts a DetachVolume, and waits until csid has listed it at `step`.
+async fn detaching(client: &Client, id: &str, step: &str) -> tokio::task::JoinHandle<Result<()>> {
     let (asking, named) =
-        (client.clone(), DetachOptions { operation_id: Some(id.clone()), ..DetachOptions::default() });
+        (client.clone(), DetachOptions { operation_id: Some(id.to_owned()), ..DetachOptions::default() });
     let detaching = tokio::spawn(async move { asking.detach_volume(NAMESPACE, "v", "node-2", named).await });
-    eventually("the plugin has the call, and the caller waits", async || {
+    eventually("the caller waits", async || {
         let operations = client.list_operations().await.unwrap();
-        w.plugin("p").count("ControllerUnpublishVolume", "v") > before
-            && operations.iter().any(|operation| operation.id == id && operation.step == "detach")
+        operations.iter().any(|operation| operation.id == id && operation.step == step)
     })
     .await;
     detaching
@@ -305,22 +301,35 @@ fn forget_ends_a_detach_without_an_answer() {
     world(async |w| {
         let client = attaching(w).await;
         client.attach_volume(NAMESPACE, "v", "node-2", writer()).await.unwrap();
-        let detaching = held_detach(w, &client).await;
+        let rpc = "ControllerUnpublishVolume";
+        w.plugin("p").rules([Rule::always(rpc, Act::Hold)]);
+        let first = detaching(&client, "first", "detach").await;
+        eventually("the plugin has the call", async || w.plugin("p").count(rpc, "v") == 1).await;
         let (kind, error) = refusal(client.attach_volume(NAMESPACE, "v", "node-2", within(300)).await);
         assert_eq!(kind, Kind::TimedOut, "{error}");
         w.kill();
-        assert!(detaching.await.unwrap().is_err(), "csid was killed");
+        assert!(first.await.unwrap().is_err(), "csid was killed");
         let client = w.start().await;
-        let detaching = held_detach(w, &client).await;
+        eventually("the plugin has csid's own call", async || w.plugin("p").count(rpc, "v") == 2).await;
+        let second = detaching(&client, "second", "queued").await;
         let (kind, error) = refusal(client.detach_volume(NAMESPACE, "v", "node-1", forget()).await);
         assert_eq!(kind, Kind::NotFound, "{error}");
-        assert!(!detaching.is_finished() && forgotten(&client).await == 0);
+        assert!(!second.is_finished() && forgotten(&client).await == 0);
         client.detach_volume(NAMESPACE, "v", "node-2", forget()).await.unwrap();
-        assert_eq!(refusal(detaching.await.unwrap()).0, Kind::Cancelled);
+        assert_eq!(refusal(second.await.unwrap()).0, Kind::Cancelled);
+        assert_eq!(w.plugin("p").count(rpc, "v"), 2, "the plugin is asked no more");
         assert_eq!(forgotten(&client).await, 1);
         let client = is_forgotten(w, client).await;
         w.honest();
         healthy(&client, "p").await;
+        client.attach_volume(NAMESPACE, "v", "node-2", writer()).await.unwrap();
+        w.plugin("p").rules([Rule::always(rpc, Act::Hold)]);
+        let third = detaching(&client, "third", "detach").await;
+        client.detach_volume(NAMESPACE, "v", "node-2", forget()).await.unwrap();
+        assert_eq!(refusal(third.await.unwrap()).0, Kind::Cancelled);
+        assert_eq!(forgotten(&client).await, 2);
+        w.honest();
+        // The plugin may have it attached; csid does not know.
         client.attach_volume(NAMESPACE, "v", "node-2", writer()).await.unwrap();
         client.detach_volume(NAMESPACE, "v", "node-2", Default::default()).await.unwrap();
         w.nothing_left(&client).await;

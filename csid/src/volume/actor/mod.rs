@@ -263,12 +263,7 @@ impl VolumeActor {
                 self.waiting.clear();
             }
             Message::GiveUp(name, by) => {
-                for operation in std::mem::take(&mut self.queue) {
-                    match operation.work.makes_or_deletes(&name) {
-                        true => operation.answer(&self.key, Err(OperationError::EndedBy { by }.into())),
-                        false => self.queue.push_back(operation),
-                    }
-                }
+                self.fail_queued(&OperationError::EndedBy { by }.into(), |work| work.makes_or_deletes(&name));
             }
             Message::Forget(order) => self.orders.push(order),
             Message::NextTry(answer) => {
@@ -283,6 +278,23 @@ impl VolumeActor {
             Message::Heal(key, uid) => self.once(OperationRequest::Heal { key, uid }),
             Message::Unbind(key, uid, bound) => self.once(OperationRequest::Unbind { key, uid, bound }),
             Message::Enlarge(key, uid, secrets) => self.once(OperationRequest::Enlarge { key, uid, secrets }),
+        }
+    }
+
+    /// Ends the queued operations that `is_over` names, with `error`.
+    fn fail_queued(&mut self, error: &Error, is_over: impl Fn(&OperationRequest) -> bool) {
+        for operation in std::mem::take(&mut self.queue) {
+            match is_over(&operation.work) {
+                true => operation.answer(&self.key, Err(error.clone())),
+                false => self.queue.push_back(operation),
+            }
+        }
+    }
+
+    /// Ends the queued detaches of forgotten attachments. They would call the plugin again.
+    fn fail_forgotten(&mut self) {
+        for subject in self.orders.take_forgotten() {
+            self.fail_queued(&OperationError::Forgotten.into(), |work| work.detaches(&subject));
         }
     }
 
@@ -357,6 +369,7 @@ impl VolumeActor {
         let (_sender, signals) = watch::channel(signals);
         let running = RunningOperation::new(signals, Progress::new(), Arc::clone(&self.orders));
         Executor::new(&self.shared, rows, running).carry_out().await;
+        self.fail_forgotten();
         self.retry_waiting();
     }
 
@@ -435,6 +448,7 @@ impl VolumeActor {
         };
         drop(running);
         drop(anonymous);
+        self.fail_forgotten();
         if current.step.take_yield()
             && !current.waiters.is_empty()
             && let Some(once) = self.next_once(&current).and_then(|place| self.queue.remove(place))

@@ -53,6 +53,8 @@ pub(in crate::volume) struct Orders {
     queue: Mutex<VecDeque<Order>>,
     came: Notify,
     taken: AtomicU64,
+    /// The subjects that were forgotten, until the actor takes them.
+    forgotten: Mutex<Vec<Subject>>,
 }
 
 impl Orders {
@@ -69,6 +71,15 @@ impl Orders {
         let order = self.queue().pop_front();
         self.taken.fetch_add(u64::from(order.is_some()), Ordering::Relaxed);
         order
+    }
+
+    /// Notes that an order was carried out.
+    pub(in crate::volume) fn forgot(&self, subject: Subject) {
+        self.forgotten.lock().unwrap_or_else(PoisonError::into_inner).push(subject);
+    }
+
+    pub(in crate::volume) fn take_forgotten(&self) -> Vec<Subject> {
+        std::mem::take(&mut self.forgotten.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Returns how many orders were taken.

@@ -583,6 +583,17 @@ impl OperationRequest {
         }
     }
 
+    /// Returns whether the operation is a DetachVolume of this attachment.
+    pub(in crate::volume) fn detaches(&self, attachment: &Subject) -> bool {
+        match (attachment, self) {
+            (
+                Subject::Attachment { volume, node_id },
+                OperationRequest::Call { target, call: ControllerRequest::Detach { node_id: from }, .. },
+            ) => target.name == *volume && from == node_id,
+            _ => false,
+        }
+    }
+
     pub(in crate::volume) fn mounts(&self, key: &MountKey) -> bool {
         self.makes_mount() == Some(key)
     }
