@@ -189,6 +189,7 @@ async fn pictures(host: &Host, directory: &Path, time: Duration) -> Result<()> {
 async fn measure(args: &Args, host: &Host) -> Result<()> {
     let (rounds, time) = (args.rounds, Duration::from_millis(args.milliseconds));
     let mut report = Report::default();
+    host.evict_csid()?;
     for part in Part::value_variants() {
         if !args.only.is_empty() && !args.only.contains(part) {
             continue;
