@@ -54,16 +54,21 @@ fn database(directory: &Path) -> PathBuf {
     directory.join("csid.db")
 }
 
-/// The runtime directory has the same parent as the journal's.
-/// Opens a journal that nothing else has. A process that another test forks has its lock until it has executed its program.
+/// Opens a journal that nothing else has.
 fn opened(directory: &Path) -> Result<(Store, Loaded), StoreError> {
+    opened_as(directory, None)
+}
+
+/// Opens the journal of a node. A process that another test forks has the journal's lock until it has executed its program. The runtime
+/// directory has the same parent as the journal's. `None`: the node's name is the host's.
+fn opened_as(directory: &Path, node: Option<&str>) -> Result<(Store, Loaded), StoreError> {
     for _ in 0..100 {
-        match Store::open(directory, directory.parent().unwrap(), None) {
+        match Store::open(directory, directory.parent().unwrap(), node) {
             Err(StoreError::Held { .. }) => std::thread::sleep(std::time::Duration::from_millis(20)),
             other => return other,
         }
     }
-    Store::open(directory, directory.parent().unwrap(), None)
+    Store::open(directory, directory.parent().unwrap(), node)
 }
 
 fn open_journal(directory: &Path) -> Result<(Journal, Loaded), StoreError> {

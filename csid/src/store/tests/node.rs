@@ -1,7 +1,7 @@
 use super::*;
 
 fn named(directory: &Path, node: Option<&str>) -> Store {
-    Store::open(directory, directory.parent().unwrap(), node).unwrap().0
+    opened_as(directory, node).unwrap().0
 }
 
 fn called(directory: &Path, name: &str) {
@@ -61,7 +61,7 @@ async fn renamed_host_keeps_its_name_in_claims() {
 #[tokio::test]
 async fn node_ids_are_kept_in_a_new_journal() {
     let (_root, directory) = temporary();
-    let open = || Store::open(&directory, directory.parent().unwrap(), None).unwrap();
+    let open = || opened(&directory).unwrap();
     let put = |plugin: &str, node_id: &str| Change::PutNodeId(plugin.into(), node_id.into());
     let (store, loaded) = open();
     assert!(loaded.node_ids.is_empty());
@@ -88,7 +88,7 @@ async fn node_ids_are_kept_in_a_new_journal() {
 #[tokio::test]
 async fn fence_is_kept_until_it_is_deleted() {
     let (_root, directory) = temporary();
-    let open = || Store::open(&directory, directory.parent().unwrap(), None).unwrap();
+    let open = || opened(&directory).unwrap();
     let fence = |number| JournaledFence { number, boot: "boot marker".into() };
     let (store, loaded) = open();
     assert_eq!(loaded.fence, None);
@@ -119,7 +119,7 @@ async fn fence_is_kept_until_it_is_deleted() {
 #[tokio::test]
 async fn fence_that_is_not_one_is_damage() {
     let (_root, directory) = temporary();
-    let open = || Store::open(&directory, directory.parent().unwrap(), None).unwrap();
+    let open = || opened(&directory).unwrap();
     let (store, _) = open();
     let fence = JournaledFence { number: 1, boot: "boot marker".into() };
     store.commit(vec![Change::PutFence(fence)], Durability::Disk).await.unwrap();
