@@ -18,6 +18,11 @@ fn writer() -> AttachOptions {
     }
 }
 
+/// Any number of nodes may have the volume attached.
+fn anywhere() -> AttachOptions {
+    AttachOptions { capabilities: Some(capabilities(&[AccessMode::MultiNodeMultiWriter])), ..writer() }
+}
+
 /// Checks that no row names the volume, also after csid was killed.
 async fn is_forgotten(w: &mut World, client: Client) -> Client {
     let is_unknown = async |client: &Client| {
@@ -101,10 +106,6 @@ fn co_rule_23_restaged_is_kept_from_detach_by_new_id() {
     alone(UNREGISTERED, async |w| {
         let client = attaching(w).await;
         w.plugin("p").set(|script| script.token = Some("t".to_owned()));
-        let anywhere = || AttachOptions {
-            capabilities: Some(capabilities(&[AccessMode::MultiNodeMultiWriter])),
-            ..writer()
-        };
         let context = client.attach_volume(NAMESPACE, "v", "node-1", anywhere()).await.unwrap();
         client.attach_volume(NAMESPACE, "v", "node-2", anywhere()).await.unwrap();
         let attached = || MountOptions {
@@ -279,11 +280,16 @@ async fn forgotten(client: &Client) -> usize {
     events(client, 0).await.iter().filter(|event| of_forget(event)).count()
 }
 
-/// Starts a DetachVolume, and waits until csid has listed it at `step`.
-async fn detaching(client: &Client, id: &str, step: &str) -> tokio::task::JoinHandle<Result<()>> {
+/// Starts a DetachVolume from a node, and waits until csid has listed it at `step`.
+async fn detaching(
+    client: &Client,
+    node: &'static str,
+    id: &str,
+    step: &str,
+) -> tokio::task::JoinHandle<Result<()>> {
     let (asking, named) =
         (client.clone(), DetachOptions { operation_id: Some(id.to_owned()), ..DetachOptions::default() });
-    let detaching = tokio::spawn(async move { asking.detach_volume(NAMESPACE, "v", "node-2", named).await });
+    let detaching = tokio::spawn(async move { asking.detach_volume(NAMESPACE, "v", node, named).await });
     eventually("the caller waits", async || {
         let operations = client.list_operations().await.unwrap();
         operations.iter().any(|operation| operation.id == id && operation.step == step)
@@ -303,7 +309,7 @@ fn forget_ends_a_detach_without_an_answer() {
         client.attach_volume(NAMESPACE, "v", "node-2", writer()).await.unwrap();
         let rpc = "ControllerUnpublishVolume";
         w.plugin("p").rules([Rule::always(rpc, Act::Hold)]);
-        let first = detaching(&client, "first", "detach").await;
+        let first = detaching(&client, "node-2", "first", "detach").await;
         eventually("the plugin has the call", async || w.plugin("p").count(rpc, "v") == 1).await;
         let (kind, error) = refusal(client.attach_volume(NAMESPACE, "v", "node-2", within(300)).await);
         assert_eq!(kind, Kind::TimedOut, "{error}");
@@ -311,20 +317,20 @@ fn forget_ends_a_detach_without_an_answer() {
         assert!(first.await.unwrap().is_err(), "csid was killed");
         let client = w.start().await;
         eventually("the plugin has csid's own call", async || w.plugin("p").count(rpc, "v") == 2).await;
-        let second = detaching(&client, "second", "queued").await;
+        let second = detaching(&client, "node-2", "second", "queued").await;
         let (kind, error) = refusal(client.detach_volume(NAMESPACE, "v", "node-1", forget()).await);
         assert_eq!(kind, Kind::NotFound, "{error}");
         assert!(!second.is_finished() && forgotten(&client).await == 0);
         client.detach_volume(NAMESPACE, "v", "node-2", forget()).await.unwrap();
         assert_eq!(refusal(second.await.unwrap()).0, Kind::Cancelled);
-        assert_eq!(w.plugin("p").count(rpc, "v"), 2, "the plugin is asked no more");
         assert_eq!(forgotten(&client).await, 1);
         let client = is_forgotten(w, client).await;
+        assert_eq!(w.plugin("p").count(rpc, "v"), 2, "the plugin is asked no more");
         w.honest();
         healthy(&client, "p").await;
         client.attach_volume(NAMESPACE, "v", "node-2", writer()).await.unwrap();
         w.plugin("p").rules([Rule::always(rpc, Act::Hold)]);
-        let third = detaching(&client, "third", "detach").await;
+        let third = detaching(&client, "node-2", "third", "detach").await;
         client.detach_volume(NAMESPACE, "v", "node-2", forget()).await.unwrap();
         assert_eq!(refusal(third.await.unwrap()).0, Kind::Cancelled);
         assert_eq!(forgotten(&client).await, 2);
@@ -332,8 +338,28 @@ fn forget_ends_a_detach_without_an_answer() {
         // The plugin may have it attached; csid does not know.
         client.attach_volume(NAMESPACE, "v", "node-2", writer()).await.unwrap();
         client.detach_volume(NAMESPACE, "v", "node-2", Default::default()).await.unwrap();
+        forgets_another_node(w, &client).await;
         w.nothing_left(&client).await;
     });
+}
+
+/// csid waits for the plugin's answer about one node. A forget of another node ends the detaches that were asked for before it.
+async fn forgets_another_node(w: &mut World, client: &Client) {
+    let forgotten_before = forgotten(client).await;
+    for node in ["node-1", "node-2"] {
+        client.attach_volume(NAMESPACE, "v", node, anywhere()).await.unwrap();
+    }
+    w.plugin("p").rules([Rule::always("ControllerUnpublishVolume", Act::Hold)]);
+    let running = detaching(client, "node-1", "running", "detach").await;
+    let before = detaching(client, "node-2", "before", "queued").await;
+    client.detach_volume(NAMESPACE, "v", "node-2", forget()).await.unwrap();
+    assert_eq!(refusal(before.await.unwrap()).0, Kind::Cancelled);
+    let after = detaching(client, "node-2", "after", "queued").await;
+    assert!(!running.is_finished() && !after.is_finished());
+    w.honest();
+    running.await.unwrap().unwrap();
+    after.await.unwrap().unwrap();
+    assert_eq!(forgotten(client).await, forgotten_before + 1);
 }
 
 fn within(milliseconds: u64) -> AttachOptions {

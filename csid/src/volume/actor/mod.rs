@@ -281,8 +281,8 @@ impl VolumeActor {
         }
     }
 
-    /// Ends the queued operations that `is_over` names, with `error`.
-    fn fail_queued(&mut self, error: &Error, is_over: impl Fn(&OperationRequest) -> bool) {
+    /// Ends the queued operations that `is_over` names, with `error`. It is asked about all of them, in their order.
+    fn fail_queued(&mut self, error: &Error, mut is_over: impl FnMut(&OperationRequest) -> bool) {
         for operation in std::mem::take(&mut self.queue) {
             match is_over(&operation.work) {
                 true => operation.answer(&self.key, Err(error.clone())),
@@ -291,10 +291,14 @@ impl VolumeActor {
         }
     }
 
-    /// Ends the queued detaches of forgotten attachments. They would call the plugin again.
+    /// Ends the queued detaches of forgotten attachments. They would call the plugin again. A detach behind another attach stays.
     fn fail_forgotten(&mut self) {
-        for subject in self.orders.take_forgotten() {
-            self.fail_queued(&OperationError::Forgotten.into(), |work| work.detaches(&subject));
+        for attachment in self.orders.take_forgotten() {
+            let mut is_attached_again = false;
+            self.fail_queued(&OperationError::Forgotten.into(), |work| {
+                is_attached_again |= work.attaches(&attachment);
+                !is_attached_again && work.detaches(&attachment)
+            });
         }
     }
 
@@ -417,6 +421,7 @@ impl VolumeActor {
         let running = RunningOperation { expands_first, waits_until, queued, ..running };
         let executor = Executor::new(&shared, rows, running);
         let mut running: Running<'_> = Box::pin(executor.run(current.request(), names, &ahead));
+        let orders = Arc::clone(&self.orders);
         let result = loop {
             // After the commit point an expired caller stays. Its deadline is handled once, when it sets `abandon`.
             let is_over = current.step.is_decided() && signals.borrow().abandon.is_some();
@@ -426,6 +431,8 @@ impl VolumeActor {
             tokio::select! {
                 biased;
                 done = &mut running => break done,
+                // Before the inbox: a detach that is asked for after the order's answer stays.
+                () = orders.forgot() => self.fail_forgotten(),
                 // The directory holds the sender as long as the actor runs.
                 Some(message) = self.inbox.recv() => self.while_running(message, &mut current, &signals),
                 () = until(deadline) => {

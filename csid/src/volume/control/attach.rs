@@ -268,6 +268,8 @@ impl<S: Site> Engine<'_, S> {
             Ok(Some(event))
         };
         self.records.amend(name, Durability::Disk, gone).await?;
+        let attachment = Subject::Attachment { volume: name.clone(), node_id: node_id.to_owned() };
+        self.site.operation().orders.note_forgotten(attachment);
         self.note_detach(name, node_id, 0, None).await?;
         let plugin = self.plugin();
         tracing::warn!(plugin, volume = %name, node_id, "an attachment was forgotten");

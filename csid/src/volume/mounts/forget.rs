@@ -128,12 +128,8 @@ impl Executor<'_> {
         let orders = std::sync::Arc::clone(&self.operation.orders);
         while let Some(order) = orders.take() {
             let ended = self.forget(&order).await;
-            let Order { subject, reply, .. } = order;
-            if ended.is_ok() {
-                orders.forgot(subject);
-            }
             // A caller that has gone gets the answer when it repeats the call.
-            let _ = reply.send(ended);
+            let _ = order.reply.send(ended);
         }
     }
 

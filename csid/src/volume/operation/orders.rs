@@ -53,8 +53,9 @@ pub(in crate::volume) struct Orders {
     queue: Mutex<VecDeque<Order>>,
     came: Notify,
     taken: AtomicU64,
-    /// The subjects that were forgotten, until the actor takes them.
+    /// The attachments whose rows were deleted, until the actor takes them.
     forgotten: Mutex<Vec<Subject>>,
+    forgot: Notify,
 }
 
 impl Orders {
@@ -73,13 +74,23 @@ impl Orders {
         order
     }
 
-    /// Notes that an order was carried out.
-    pub(in crate::volume) fn forgot(&self, subject: Subject) {
-        self.forgotten.lock().unwrap_or_else(PoisonError::into_inner).push(subject);
+    fn forgotten(&self) -> MutexGuard<'_, Vec<Subject>> {
+        self.forgotten.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that an order has deleted the row of an attachment, and wakes the actor.
+    pub(in crate::volume) fn note_forgotten(&self, attachment: Subject) {
+        self.forgotten().push(attachment);
+        self.forgot.notify_one();
+    }
+
+    /// Waits until an attachment was forgotten. It may return though none was since the last [`Orders::take_forgotten`].
+    pub(in crate::volume) async fn forgot(&self) {
+        self.forgot.notified().await;
     }
 
     pub(in crate::volume) fn take_forgotten(&self) -> Vec<Subject> {
-        std::mem::take(&mut self.forgotten.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut self.forgotten())
     }
 
     /// Returns how many orders were taken.

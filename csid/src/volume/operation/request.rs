@@ -254,6 +254,16 @@ pub(in crate::volume) struct CallTarget {
     pub(in crate::volume) is_registered: bool,
 }
 
+impl CallTarget {
+    /// Returns whether `subject` is the attachment of this volume to the node.
+    fn is_attached_as(&self, subject: &Subject, node: &str) -> bool {
+        match subject {
+            Subject::Attachment { volume, node_id } => *volume == self.name && node_id == node,
+            _ => false,
+        }
+    }
+}
+
 /// The outcome of an operation.
 #[derive(Clone)]
 pub(in crate::volume) enum OperationResponse {
@@ -573,23 +583,27 @@ impl OperationRequest {
                 self.makes_mount().is_some_and(|mount| ClaimKey::of(key).has_mount(mount))
             }
             (Subject::Mount(key), _) => self.makes_mount() == Some(key),
-            (
-                Subject::Attachment { volume, node_id },
-                OperationRequest::Call {
-                    target, call: ControllerRequest::Attach { node_id: to, .. }, ..
-                },
-            ) => target.name == *volume && to == node_id,
-            (Subject::Attachment { .. } | Subject::Volume(_), _) => false,
+            (attachment @ Subject::Attachment { .. }, _) => self.attaches(attachment),
+            (Subject::Volume(_), _) => false,
+        }
+    }
+
+    /// Returns whether the operation is an AttachVolume of this attachment.
+    pub(in crate::volume) fn attaches(&self, attachment: &Subject) -> bool {
+        match self {
+            OperationRequest::Call { target, call: ControllerRequest::Attach { node_id, .. }, .. } => {
+                target.is_attached_as(attachment, node_id)
+            }
+            _ => false,
         }
     }
 
     /// Returns whether the operation is a DetachVolume of this attachment.
     pub(in crate::volume) fn detaches(&self, attachment: &Subject) -> bool {
-        match (attachment, self) {
-            (
-                Subject::Attachment { volume, node_id },
-                OperationRequest::Call { target, call: ControllerRequest::Detach { node_id: from }, .. },
-            ) => target.name == *volume && from == node_id,
+        match self {
+            OperationRequest::Call { target, call: ControllerRequest::Detach { node_id }, .. } => {
+                target.is_attached_as(attachment, node_id)
+            }
             _ => false,
         }
     }
