@@ -112,8 +112,9 @@ impl Host {
         Ok(host)
     }
 
-    /// Drops csid's file from the page cache, so that csid's RSS is that after a boot. The kernel maps a cached file in the parts in which
-    /// it was cached. A file that was just written is cached in larger parts than one that is read while it is executed.
+    /// Asks the kernel to drop csid's file from the page cache, so that csid's RSS is that after a boot. The kernel maps a cached file in the
+    /// parts in which it was cached. A file that was just written is cached in larger parts than one that is read while it is executed.
+    /// What a running process has mapped stays in the cache, and so does a file on a tmpfs. The first start afterwards reads the disk.
     pub fn evict_csid(&self) -> Result<()> {
         let file = fs::File::open(&self.csid)?;
         file.sync_all()?;
