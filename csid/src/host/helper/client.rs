@@ -1,12 +1,12 @@
 //! The side of the helper in csid: its connections, and the calls that wait.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 use serde::de::DeserializeOwned;
@@ -25,17 +25,21 @@ use crate::host::helper::worker;
 
 /// The helper's socket, in csid's runtime directory.
 pub const SOCKET: &str = "helper.sock";
-/// Calls at once that have not taken [`SLOW`] yet; this many workers are kept, too.
-const QUICK: usize = 8;
+/// Calls at once that have not taken [`SLOW`] yet.
+const QUICK: usize = 24;
 /// The number of these calls for one plugin, those that watch its mounts included. The other places are for other plugins, however
 /// many of its file systems hang.
-const QUICK_EACH: usize = 4;
+const QUICK_EACH: usize = 12;
 /// Calls that have taken longer; with [`QUICK`] fewer than there can be workers.
 const ASIDE: usize = 104;
 /// The number of these calls for one plugin, and of those that watch its mounts.
 const ASIDE_EACH: usize = 32;
 /// A call is put aside once it has taken as long as this, and before it has taken twice as long.
 const SLOW: Duration = Duration::from_millis(20);
+
+/// Workers without a call that are kept. Others end at the end of a call, when they have had none for [`IDLE`].
+const KEPT: usize = 8;
+const IDLE: Duration = Duration::from_secs(10);
 
 /// The end of the name by which calls that watch a plugin's mounts are bounded. The beginning is the plugin's name.
 pub(in crate::host) const WATCHED: &str = ", watched";
@@ -66,7 +70,8 @@ pub(in crate::host) struct Helper(pub(super) Arc<Inner>);
 
 pub(super) struct Inner {
     connect: Connect,
-    idle: Mutex<Vec<Connection>>,
+    /// The workers without a call, and since when. The last one had a call last.
+    idle: Mutex<VecDeque<(Instant, Connection)>>,
     quick: Arc<Room>,
     /// The room of each plugin with a quick call, or with one that waits. Others are removed at the next call.
     quick_each: Mutex<BTreeMap<String, Arc<Room>>>,
@@ -357,10 +362,10 @@ impl Inner {
     /// Sends a request to an idle worker or a new one; one that has ended meanwhile has not read it.
     async fn send(&self, packet: &[u8], fd: Option<&OwnedFd>) -> io::Result<Connection> {
         loop {
-            let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop_back();
             let is_new = idle.is_none();
             let connection = match idle {
-                Some(connection) => connection,
+                Some((_, connection)) => connection,
                 None => self.connect().await?,
             };
             match connection.send(packet, fd).await {
@@ -370,10 +375,14 @@ impl Inner {
         }
     }
 
+    /// Keeps a worker for the next call, and ends those that are too many.
     fn keep(&self, connection: Connection) {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         if idle.len() < QUICK {
-            idle.push(connection);
+            idle.push_back((Instant::now(), connection));
+        }
+        while idle.len() > KEPT && idle.front().is_some_and(|(since, _)| since.elapsed() >= IDLE) {
+            idle.pop_front();
         }
     }
 
@@ -648,6 +657,22 @@ mod tests {
         call("q".into(), "/q".into());
         let before = requests_before(listener, "/q").await;
         assert!(before < QUICK, "{before} of {HUNG} requests of p were sent before q's");
+    }
+
+    #[tokio::test]
+    async fn workers_without_a_call_for_long_end() {
+        let Helper(inner) = Helper::of_threads();
+        let idle = || inner.idle.lock().unwrap();
+        for _ in 0..=QUICK {
+            let connection = inner.connect().await.unwrap();
+            inner.keep(connection);
+        }
+        assert_eq!(idle().len(), QUICK, "one was too many");
+        let (_, last) = idle().pop_back().unwrap();
+        idle().iter_mut().for_each(|(since, _)| *since -= IDLE);
+        inner.keep(last);
+        assert_eq!(idle().len(), KEPT);
+        assert!(idle().back().is_some_and(|(since, _)| since.elapsed() < IDLE), "it has just had a call");
     }
 
     #[tokio::test]

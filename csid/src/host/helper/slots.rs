@@ -16,7 +16,7 @@ use crate::host::deadline::DEADLINE;
 use crate::host::raw;
 
 /// Workers at once, hung or not.
-pub(super) const WORKERS: usize = 128;
+pub(super) const WORKERS: usize = 144;
 /// A call has at most two paths.
 const PATHS: usize = 2;
 /// Microseconds after which a call counts as hung.
