@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::OnceLock;
 
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir, ResolveFlags, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
 
@@ -509,22 +509,26 @@ pub(super) fn remove_held(base: Base<'_>, above: &Path, path: &Path) -> Result<b
 pub(super) fn remove(base: Base<'_>, path: &Path) -> Result<bool, HostError> {
     let outside = || HostError::Outside { path: path.into(), root: base.path.into() };
     let names = part_below(path, base.path).and_then(names).ok_or_else(outside)?;
-    let mut directories = match base.open_for_reading(names.first().copied()) {
-        Ok(root) => vec![root],
-        Err(HostError::Occupied(_)) => return Ok(false),
-        Err(HostError::Os { source, .. }) if source.raw_os_error() == Some(2) => return Ok(true),
-        Err(error) => return Err(error),
+    let base_directory = match base.open(names.first().copied()) {
+        Ok(directory) => directory,
+        Err(Errno::NOENT) => return Ok(true),
+        Err(Errno::XDEV) => return Ok(false),
+        Err(error) => return Err(at("open", base.path)(error)),
     };
     // As deep as there is something; what is not there is gone.
+    let mut below: Vec<OwnedFd> = Vec::new();
     for name in &names[..names.len() - 1] {
-        match enter(&directories[directories.len() - 1], name) {
-            Ok(directory) => directories.push(directory),
+        let parent = below.last().map_or(base_directory.as_fd(), AsFd::as_fd);
+        match openat2(parent, Path::new(name), OFlags::PATH | OFlags::DIRECTORY, ResolveFlags::NO_XDEV) {
+            Ok(directory) => below.push(directory),
             Err(Errno::NOENT) => break,
             Err(Errno::XDEV | Errno::NOTDIR | Errno::LOOP) => return Ok(false),
             Err(error) => return Err(at("open the directory of", path)(error)),
         }
     }
-    for (depth, directory) in directories.iter().enumerate().rev() {
+    let directories = std::iter::once(base_directory.as_fd()).chain(below.iter().map(AsFd::as_fd));
+    let directories: Vec<BorrowedFd<'_>> = directories.collect();
+    for (depth, directory) in directories.into_iter().enumerate().rev() {
         let gone = if depth + 1 == names.len() {
             remove_leftover(directory, names[depth])
         } else {
@@ -541,7 +545,7 @@ pub(super) fn remove(base: Base<'_>, path: &Path) -> Result<bool, HostError> {
 }
 
 /// The kernel itself refuses what is not empty and what something is mounted on.
-fn remove_directory(parent: &OwnedFd, name: &OsStr) -> rustix::io::Result<bool> {
+fn remove_directory(parent: BorrowedFd<'_>, name: &OsStr) -> rustix::io::Result<bool> {
     match rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR) {
         Ok(()) | Err(Errno::NOENT) => Ok(true),
         Err(Errno::NOTEMPTY | Errno::EXIST | Errno::BUSY | Errno::NOTDIR) => Ok(false),
@@ -549,7 +553,7 @@ fn remove_directory(parent: &OwnedFd, name: &OsStr) -> rustix::io::Result<bool> 
     }
 }
 
-fn remove_leftover(parent: &OwnedFd, name: &OsStr) -> rustix::io::Result<bool> {
+fn remove_leftover(parent: BorrowedFd<'_>, name: &OsStr) -> rustix::io::Result<bool> {
     if remove_directory(parent, name)? {
         return Ok(true);
     }
