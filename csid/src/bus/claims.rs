@@ -8,6 +8,7 @@ use super::authorise::PolkitAction;
 use super::call::{Answer, Call, within};
 use super::contract::Map;
 use super::options::{Keys, Options};
+use super::rows::Rows;
 use super::{arguments, cursor, volume_rows};
 use crate::error::{Error, Result};
 use crate::names::{self, word};
@@ -122,8 +123,7 @@ pub(super) async fn list_claims(call: Call) -> Answer {
     let volumes = call.server.rooms.volumes.clone();
     let claims =
         within(&call.slot, wait.deadline, "the list", async move { volumes.claims(filter).await }).await?;
-    let rows: Vec<Map> = claims.into_iter().map(|listed| row(listed, past)).collect();
-    call.reply(&(rows,))
+    call.reply(&(Rows::of(claims.into_iter().map(|listed| row(listed, past))),))
 }
 
 fn place([namespace, volume, last]: [String; 3], past: bool) -> Result<ClaimPlace> {

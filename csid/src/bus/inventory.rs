@@ -9,6 +9,7 @@ use super::call::{Answer, Call, until, within};
 use super::contract::Map;
 use super::options::{Keys, Options};
 use super::plugin;
+use super::rows::Rows;
 use crate::names;
 use crate::plugin::{External, Snapshot};
 use crate::volume::api::requests::{DeleteSnapshot, ListSnapshots, Page};
@@ -35,8 +36,7 @@ pub(super) async fn list_external_volumes(call: Call) -> Answer {
     let (token, max): (String, u32) = call.arguments()?;
     names::token(&token)?;
     let (volumes, next) = call.server.rooms.volumes.external_volumes(id, Page { token, max }).await?;
-    let rows: Vec<Map> = volumes.into_iter().map(external).collect();
-    call.reply(&(rows, next))
+    call.reply(&(Rows::of(volumes.into_iter().map(external)), next))
 }
 
 pub(super) async fn list_snapshots(call: Call) -> Answer {
@@ -54,8 +54,7 @@ pub(super) async fn list_snapshots(call: Call) -> Answer {
     let uid = call.permit.uid();
     let request = ListSnapshots { snapshot, external_id, page, uid, secrets, credential };
     let (snapshots, next) = until(wait.deadline, call.server.rooms.volumes.snapshots(id, request)).await?;
-    let rows: Vec<Map> = snapshots.into_iter().map(row).collect();
-    call.reply(&(rows, next))
+    call.reply(&(Rows::of(snapshots.into_iter().map(row)), next))
 }
 
 pub(super) async fn delete_snapshot(call: Call) -> Answer {

@@ -31,6 +31,7 @@ mod oversize;
 mod plugin;
 mod polkit;
 mod rooms;
+mod rows;
 mod serve;
 mod signals;
 mod socket;

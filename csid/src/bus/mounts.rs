@@ -14,6 +14,7 @@ use super::cursor;
 use super::failure::Failure;
 use super::options::{Keys, Options};
 use super::rooms::State;
+use super::rows::Rows;
 use crate::error::{Error, Kind, Result};
 use crate::names::{self, word};
 use crate::plugin::validate_id;
@@ -301,8 +302,7 @@ pub(super) async fn list_mounts(call: Call) -> Answer {
     let volumes = call.server.rooms.volumes.clone();
     let rows =
         within(&call.slot, wait.deadline, "the list", async move { volumes.list(filter).await }).await?;
-    let rows: Vec<Map> = rows.into_iter().map(row).collect();
-    call.reply(&(rows,))
+    call.reply(&(Rows::of(rows.into_iter().map(row)),))
 }
 
 /// Returns a row of ListMounts. It has no mount flags, contexts or secrets.

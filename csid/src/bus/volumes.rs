@@ -11,6 +11,7 @@ use super::contract::Map;
 use super::cursor;
 use super::inventory;
 use super::options::{Keys, Options};
+use super::rows::Rows;
 use super::volume_rows::{listed, row};
 use crate::error::{Error, Result};
 use crate::names::{self, Word};
@@ -159,8 +160,7 @@ pub(super) async fn list_volumes(call: Call) -> Answer {
         }
     };
     let views = within(&call.slot, wait.deadline, "the list", found).await?;
-    let rows: Vec<Map> = views.into_iter().map(|view| listed(view, of_one)).collect();
-    call.reply(&(rows,))
+    call.reply(&(Rows::of(views.into_iter().map(|view| listed(view, of_one))),))
 }
 
 pub(super) async fn get_volume(call: Call) -> Answer {
