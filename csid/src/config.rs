@@ -60,6 +60,8 @@ pub struct Config {
     pub exec: bool,
     /// How many operations of one uid may be under way; more is RateLimited.
     pub operations_per_uid: usize,
+    /// Microseconds for which csid polls for events, instead of sleeping, after each step of an operation. 0: it sleeps.
+    pub busy_poll_usec: u32,
     pub deadlines: Deadlines,
     /// The cluster that this host is a node of, from the next start on. `None`: csid is alone.
     pub cluster: Option<Cluster>,
@@ -100,6 +102,9 @@ pub enum OnFenced {
     Unmount,
 }
 
+/// The limit of `busy-poll-usec`.
+const BUSY_POLL_USEC: u32 = 10_000;
+
 /// The limits of `controllers`, which `controller-volumes` has, too, and of `controller-credentials`.
 const CONTROLLERS: usize = 64;
 const CONTROLLER_CREDENTIALS: usize = 1000;
@@ -126,6 +131,7 @@ impl Default for Config {
             node: None,
             exec: false,
             operations_per_uid: 256,
+            busy_poll_usec: 200,
             deadlines: Deadlines::default(),
             cluster: None,
         }
@@ -147,6 +153,8 @@ pub enum ConfigError {
     Parse { path: PathBuf, message: String },
     #[error("{path}: target-roots: {root} is not an absolute path without `..`")]
     TargetRoot { path: PathBuf, root: PathBuf },
+    #[error("{path}: busy-poll-usec is {usec}; the limit is {BUSY_POLL_USEC}")]
+    BusyPoll { path: PathBuf, usec: u32 },
     #[error("{path}: node is not 1 to 128 bytes without control characters")]
     Node { path: PathBuf },
     #[error("{path}: [cluster]: {what} is not a DNS name of at most 63 bytes in small letters")]
@@ -207,6 +215,9 @@ impl Config {
             if !root.is_absolute() || !plain {
                 return Err(ConfigError::TargetRoot { path: path.into(), root: root.clone() });
             }
+        }
+        if config.busy_poll_usec > BUSY_POLL_USEC {
+            return Err(ConfigError::BusyPoll { path: path.into(), usec: config.busy_poll_usec });
         }
         let plain = |node: &str| (1..=128).contains(&node.len()) && !node.chars().any(char::is_control);
         if !config.node.as_deref().is_none_or(plain) {

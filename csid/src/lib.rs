@@ -2,6 +2,7 @@
 
 mod backoff;
 pub mod bus;
+mod busy_poll;
 pub mod cluster;
 pub mod config;
 pub mod daemon;

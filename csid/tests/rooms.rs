@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// (room, what it may import of csid besides itself)
-const ROOMS: [(&str, &[&str]); 8] = [
+const ROOMS: [(&str, &[&str]); 9] = [
     (
         "bus",
         &[
@@ -25,6 +25,7 @@ const ROOMS: [(&str, &[&str]); 8] = [
         "volume",
         &[
             "backoff",
+            "busy_poll",
             "config",
             "error",
             "fault",
@@ -43,6 +44,7 @@ const ROOMS: [(&str, &[&str]); 8] = [
     ),
     ("store", &["error", "histogram"]),
     ("host", &["config", "error", "store", "system_bus"]),
+    ("busy_poll.rs", &[]),
     ("fault.rs", &[]),
     ("quiet_stream.rs", &[]),
 ];

@@ -23,6 +23,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 
 use crate::bus::{self, Limits, Rooms, State};
+use crate::busy_poll;
 use crate::cluster;
 use crate::config::Directories;
 use crate::error::with_causes;
@@ -312,10 +313,17 @@ impl Daemon {
             None => sockets.insert(sockets::listen(&daemon.handles.directories.runtime)?),
         };
         // The tasks end with this value.
-        let mut metrics = JoinSet::new();
+        let mut tasks = JoinSet::new();
+        // With one processor csid would poll while the process runs for which it waits.
+        if std::thread::available_parallelism().is_ok_and(|processors| processors.get() > 1) {
+            let config = daemon.handles.config.subscribe();
+            tasks.spawn(busy_poll::after_steps(move || {
+                Duration::from_micros(config.borrow().busy_poll_usec.into())
+            }));
+        }
         for socket in &sockets.metrics {
             let listener = metrics::Listener::new(socket.try_clone()?)?;
-            metrics.spawn(metrics::serve(listener, daemon.sources()));
+            tasks.spawn(metrics::serve(listener, daemon.sources()));
         }
         let to_callers = bus::Signals::of(&rooms);
         let private = sockets.private.try_clone()?;

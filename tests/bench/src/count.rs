@@ -143,6 +143,8 @@ pub fn run(host: &Host, renew: bool, stacks: Option<&Path>) -> Result<ExitCode> 
 fn count(host: &Host, stacks: Option<&Path>) -> Result<Figures> {
     let _plugin = host.plugin("bench")?;
     let _bus = host.bus()?;
+    // How often csid would poll depends on the others' speed, and not on csid.
+    fs::write(host.path("etc/csid.toml"), "busy-poll-usec = 0\n")?;
     let csid = host.start()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let way = Way::Csid(runtime.block_on(host.client(&host.private(), "bench"))?);

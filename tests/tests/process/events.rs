@@ -93,6 +93,8 @@ fn reload_with_an_error_changes_nothing() {
             "no-such-key = 1",
             "target-roots = [\"relative\"]",
             "target-roots = [\"/a/../b\"]",
+            "busy-poll-usec = 10001",
+            "busy-poll-usec = -1",
             "node = \"\"",
             "node = \"a\\nb\"",
             "[deadlines]\nrpc = \"soon\"",

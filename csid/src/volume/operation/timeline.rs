@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::busy_poll;
 use crate::error::Step;
 
 /// The time from the read of a call until its operation is in a volume's queue: the authorization, the arguments and, of a registered
@@ -46,6 +47,7 @@ impl Timeline {
             let took = now.saturating_duration_since(self.since);
             add(&mut self.ended, self.part, took);
             (self.part, self.since) = (part, now);
+            busy_poll::note_step();
         }
     }
 
