@@ -23,7 +23,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 
 use crate::bus::{self, Limits, Rooms, State};
-use crate::busy_poll;
+use crate::busy_poll::{self, Load};
 use crate::cluster;
 use crate::config::Directories;
 use crate::error::with_causes;
@@ -314,12 +314,13 @@ impl Daemon {
         };
         // The tasks end with this value.
         let mut tasks = JoinSet::new();
-        // With one processor csid would poll while the process runs for which it waits.
-        if std::thread::available_parallelism().is_ok_and(|processors| processors.get() > 1) {
+        if let Some(load) = Load::open().unwrap_or_else(|error| {
+            tracing::warn!(%error, "csid does not poll after a step: it cannot read the host's load");
+            None
+        }) {
             let config = daemon.handles.config.subscribe();
-            tasks.spawn(busy_poll::after_steps(move || {
-                Duration::from_micros(config.borrow().busy_poll_usec.into())
-            }));
+            let time = move || Duration::from_micros(config.borrow().busy_poll_usec.into());
+            tasks.spawn(busy_poll::after_steps(time, load));
         }
         for socket in &sockets.metrics {
             let listener = metrics::Listener::new(socket.try_clone()?)?;
