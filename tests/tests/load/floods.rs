@@ -140,8 +140,8 @@ fn flood_of_one_uid_is_bounded_for_the_others() {
         let end = async |flood: Flood| {
             most = most.max(resident_kib(pid));
             sent += flood.end().await;
-            // csid keeps connections to eight workers of its helper.
-            eventually("csid has hung up", async || descriptors(pid) <= open + 8).await;
+            // csid keeps connections to 24 workers of its helper at most.
+            eventually("csid has hung up", async || descriptors(pid) <= open + 24).await;
         };
         within_bound(&client, "p", begin, end).await;
         count("calls of the flood, what its sockets hold included", sent);

@@ -513,7 +513,7 @@ mod tests {
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
         let listener = listener.unwrap();
         rustix::net::bind(&listener, &SocketAddrUnix::new(socket).unwrap()).unwrap();
-        rustix::net::listen(&listener, 8).unwrap();
+        rustix::net::listen(&listener, 64).unwrap();
         listener
     }
 
