@@ -1,7 +1,7 @@
 //! Busy polling: for a short time after each step of an operation the runtime's worker polls for events instead of sleeping.
 //!
 //! An operation waits several times for another process or thread, often for less than 200 µs. To wake a worker on an idle processor
-//! takes tens of microseconds each time.
+//! takes time each time (docs/performance.md, "Polling instead of sleeping").
 
 use std::fs::File;
 use std::io;
@@ -19,9 +19,9 @@ struct Steps {
     news: Notify,
 }
 
-/// Notes that an operation has begun a step.
-pub fn note_step() {
-    STEPS.note();
+/// Notes that an operation has begun a step at this moment.
+pub fn note_step(begun: Instant) {
+    STEPS.note(begun);
 }
 
 /// Keeps the runtime's worker from sleeping after each step, for as long as `time` says then. 0: not at all. It sleeps where other
@@ -35,8 +35,8 @@ impl Steps {
         Steps { last: Mutex::new(None), news: Notify::const_new() }
     }
 
-    fn note(&self) {
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    fn note(&self, begun: Instant) {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(begun);
         self.news.notify_one();
     }
 
@@ -120,7 +120,7 @@ mod tests {
             woken.0.swap(0, Ordering::Relaxed)
         };
         let before = poll();
-        steps.note();
+        steps.note(Instant::now());
         assert_eq!(woken.0.swap(0, Ordering::Relaxed), 1, "the step wakes the task");
         [before, poll(), poll()]
     }

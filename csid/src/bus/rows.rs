@@ -7,8 +7,8 @@ use zbus::Type;
 
 use super::contract::Map;
 
-/// Rows of an answer. Each is made when it is written and freed before the next one, because a thousand rows have tens of thousands of
-/// blocks of memory. They can be written once.
+/// Rows of an answer. Each is made when it is written and freed before the next one, because each text of each row has a block of memory.
+/// They can be written once.
 pub(super) struct Rows<I>(Cell<Option<I>>);
 
 impl<I: Iterator<Item = Map>> Rows<I> {

@@ -133,7 +133,7 @@ fn made_and_resolved(directories: Directories) -> anyhow::Result<Directories> {
 const STACK: usize = 8 * 1024 * 1024;
 
 /// A busy worker of the runtime asks the kernel for events after so many polls of tasks. With tokio's 61 each question finds few
-/// events, and costs as much as one that finds many.
+/// events (docs/performance.md, "Places of the helper, and questions to the kernel").
 const POLLS: u32 = 200;
 
 /// After so many events csid gives freed memory back to the host, once nothing has changed for [`REST`].

@@ -47,7 +47,7 @@ impl Timeline {
             let took = now.saturating_duration_since(self.since);
             add(&mut self.ended, self.part, took);
             (self.part, self.since) = (part, now);
-            busy_poll::note_step();
+            busy_poll::note_step(now);
         }
     }
 
