@@ -25,9 +25,9 @@ pub fn note_step(begun: Instant) {
 }
 
 /// Keeps the runtime's worker from sleeping after each step, for as long as `time` says then. 0: not at all. It sleeps where other
-/// threads need the processors of `load`. Never returns, and ends with the runtime.
-pub async fn after_steps(time: impl Fn() -> Duration, load: Load) {
-    STEPS.poll_after_each(time, || load.leaves_a_processor()).await;
+/// `threads` need the processors. Never returns, and ends with the runtime.
+pub async fn after_steps(time: impl Fn() -> Duration, threads: RunningThreads) {
+    STEPS.poll_after_each(time, || threads.leaves_a_processor()).await;
 }
 
 impl Steps {
@@ -60,20 +60,20 @@ impl Steps {
 }
 
 /// The number of the host's threads that run or wait for a processor, as the kernel counts them.
-pub struct Load {
+pub struct RunningThreads {
     /// `/proc/loadavg`.
     file: File,
     processors: usize,
 }
 
-impl Load {
+impl RunningThreads {
     /// Opens the kernel's count. Polling is of no use where csid has one processor, because csid waits for another thread then: `None`.
-    pub fn open() -> io::Result<Option<Load>> {
+    pub fn open() -> io::Result<Option<RunningThreads>> {
         let processors = std::thread::available_parallelism()?.get();
         if processors < 2 {
             return Ok(None);
         }
-        Ok(Some(Load { file: File::open("/proc/loadavg")?, processors }))
+        Ok(Some(RunningThreads { file: File::open("/proc/loadavg")?, processors }))
     }
 
     /// Returns whether there are no more of these threads than processors. One is csid's, and another one that for which csid waits.
@@ -137,9 +137,9 @@ mod tests {
     fn kernel_counts_the_threads_that_need_a_processor() {
         assert_eq!(running(b"0.20 0.18 0.12 3/1204 11206\n"), Some(3));
         assert_eq!(running(b""), None);
-        let mut load = Load { file: File::open("/proc/loadavg").unwrap(), processors: 1 << 20 };
-        assert!(load.leaves_a_processor() && load.leaves_a_processor(), "it is read each time");
-        load.processors = 0;
-        assert!(!load.leaves_a_processor(), "this thread runs");
+        let mut threads = RunningThreads { file: File::open("/proc/loadavg").unwrap(), processors: 1 << 20 };
+        assert!(threads.leaves_a_processor() && threads.leaves_a_processor(), "it is read each time");
+        threads.processors = 0;
+        assert!(!threads.leaves_a_processor(), "this thread runs");
     }
 }

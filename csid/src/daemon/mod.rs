@@ -23,7 +23,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 
 use crate::bus::{self, Limits, Rooms, State};
-use crate::busy_poll::{self, Load};
+use crate::busy_poll::{self, RunningThreads};
 use crate::cluster;
 use crate::config::Directories;
 use crate::error::with_causes;
@@ -314,13 +314,13 @@ impl Daemon {
         };
         // The tasks end with this value.
         let mut tasks = JoinSet::new();
-        if let Some(load) = Load::open().unwrap_or_else(|error| {
-            tracing::warn!(%error, "csid does not poll after a step: it cannot read the host's load");
+        if let Some(threads) = RunningThreads::open().unwrap_or_else(|error| {
+            tracing::warn!(%error, "csid does not poll after a step: it cannot read the number of running threads");
             None
         }) {
             let config = daemon.handles.config.subscribe();
             let time = move || Duration::from_micros(config.borrow().busy_poll_usec.into());
-            tasks.spawn(busy_poll::after_steps(time, load));
+            tasks.spawn(busy_poll::after_steps(time, threads));
         }
         for socket in &sockets.metrics {
             let listener = metrics::Listener::new(socket.try_clone()?)?;
