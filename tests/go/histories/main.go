@@ -459,8 +459,8 @@ func spread(operations []porcupine.Operation) []porcupine.Operation {
 // shown is how many operations are printed before and after the place where no order goes on.
 const shown = 8
 
-// obstacle says where the longest order of a volume's operations ends: its last operations, the state after them, and the first ones that are
-// left.
+// obstacle says what rule is broken, and where the longest order of a volume's operations ends: its last operations, the state after them, and
+// the first ones that are left.
 func obstacle(part []porcupine.Operation, orders [][]porcupine.Operation) string {
 	var longest []porcupine.Operation
 	for _, order := range orders {
@@ -476,23 +476,24 @@ func obstacle(part []porcupine.Operation, orders [][]porcupine.Operation) string
 	for _, o := range longest {
 		_, last = volumes.Step(last, o.Input, o.Output)
 	}
-	text.WriteString(" in order:\n")
-	for _, o := range longest[max(0, len(longest)-shown):] {
-		describe(o)
-	}
-	fmt.Fprintf(&text, " holders then: %q\n left:\n", strings.Join(last.(state).may, "or "))
 	isIn := func(o porcupine.Operation) bool {
 		return slices.ContainsFunc(longest, func(in porcupine.Operation) bool { return reflect.DeepEqual(in, o) })
 	}
 	left := slices.DeleteFunc(slices.Clone(part), isIn)
 	slices.SortFunc(left, func(a, b porcupine.Operation) int { return cmp.Compare(a.Call, b.Call) })
-	for _, o := range left[:min(shown, len(left))] {
-		describe(o)
-	}
 	if len(left) > 0 {
 		// No order goes on past the first end of an operation that is left.
 		first := slices.MinFunc(left, func(a, b porcupine.Operation) int { return cmp.Compare(a.Return, b.Return) })
-		fmt.Fprintf(&text, "rule: %s\n", rule(first.Input.(operation)))
+		fmt.Fprintf(&text, "rule: %s\n broken by:\n", rule(first.Input.(operation)))
+		describe(first)
+	}
+	text.WriteString(" in order:\n")
+	for _, o := range longest[max(0, len(longest)-shown):] {
+		describe(o)
+	}
+	fmt.Fprintf(&text, " holders then: %q\n left:\n", strings.Join(last.(state).may, "or "))
+	for _, o := range left[:min(shown, len(left))] {
+		describe(o)
 	}
 	return text.String()
 }

@@ -124,7 +124,8 @@ impl Judge {
                 let (is_linearizable, said) = judge(&run.checker, &run.shared.history.path);
                 assert!(!is_linearizable && said.contains("not linearizable"), "{said}");
                 let broken: Vec<_> = said.lines().filter_map(|line| line.strip_prefix("rule: ")).collect();
-                assert!(!broken.is_empty() && broken.iter().all(|rule| *rule == due), "{due}: {said}");
+                let is_due = !broken.is_empty() && broken.iter().all(|rule| *rule == due);
+                assert!(is_due, "{due:?} is due, and not {broken:?}: {said}");
             }
             Judge::Witness(rule, rpc) => {
                 let report = run.report(ATTACHING);
