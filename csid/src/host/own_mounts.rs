@@ -100,6 +100,17 @@ struct Alike {
     ids: Vec<u64>,
 }
 
+/// The known mounts as a question about one row needs them.
+#[derive(Default)]
+struct Partition {
+    /// Those that csid asks for: at the row's paths, or moved to csid's tmpfs.
+    ids: Vec<u64>,
+    /// As of [`Asked`].
+    apart: Vec<(u64, u64)>,
+    /// Those in the volume's directories that are at other rows' paths.
+    alike: Vec<Alike>,
+}
+
 #[derive(Clone, Copy)]
 struct RootsRead {
     /// The last question that was asked before the read was begun.
@@ -372,7 +383,7 @@ impl Known {
     /// asked.
     ///
     /// A rename of a directory changes what all its mounts show, so csid compares one of them. Two directories may have had the same name,
-    /// one after the other. Only the read shows these as two.
+    /// one after the other. Only a look at all their mounts shows these as two.
     ///
     /// Only csid and the plugin mount below csid's tmpfs, so none of the mounts there is foreign. A mount that root has moved from there may
     /// be, as any other mount of the host. csid asks for one that came there. A mount that root has moved from one row's path to another's
@@ -385,6 +396,62 @@ impl Known {
         let asked = self.ask_below(&below, paths, is_read, has_read);
         self.below = below;
         asked
+    }
+
+    /// Divides the known mounts for a question. `places`: of the row in question. `homes`: of the volume's directories.
+    fn partition(&self, below: &ListedBelow, places: &BTreeSet<u64>, homes: &[u64]) -> Partition {
+        let mut listed = below.ids.iter().copied().peekable();
+        let mut parts = Partition::default();
+        for facts in self.mounts.iter() {
+            while listed.next_if(|id| *id < facts.id).is_some() {}
+            let is_below = listed.next_if_eq(&facts.id).is_some();
+            let has_come = is_below && !below.lives.contains(&facts.live);
+            let is_too_long = facts.place == 0;
+            if places.contains(&facts.place) || (has_come && !is_too_long) {
+                parts.ids.push(facts.id);
+            } else if !is_below || is_too_long {
+                parts.apart.push((facts.id, facts.device));
+            } else if homes.contains(&facts.home) {
+                let is_like = |of: &&mut Alike| of.device == facts.device && of.root == facts.root;
+                match parts.alike.iter_mut().rev().find(is_like) {
+                    Some(of) if of.ids.len() < OTHERS => of.ids.push(facts.id),
+                    Some(_) => {}
+                    None => parts.alike.push(Alike {
+                        device: facts.device,
+                        root: Arc::clone(&facts.root),
+                        ids: vec![facts.id],
+                    }),
+                }
+            }
+        }
+        parts
+    }
+
+    /// Asks again for all known mounts in the volume's directories at the places `homes`. Fails with `WouldBlock` if they are many.
+    fn see_again(&mut self, homes: &[u64]) -> Result<()> {
+        let at_home = self.mounts.iter().filter(|facts| homes.contains(&facts.home));
+        let ids: Vec<u64> = at_home.map(|facts| facts.id).take(FEW + 1).collect();
+        if ids.len() > FEW {
+            return Err(long());
+        }
+        for id in ids {
+            let stat = self.stat.get_or_insert_with(Stat::new);
+            let is_as_known = match (stat.own_root_and_path(id), self.mounts.get(id)) {
+                (Ok((root, path)), Some(known)) => {
+                    known.root.as_os_str() == root && known.place == self.hasher.hash_one(path.as_os_str())
+                }
+                // `facts` fails in the same way.
+                _ => false,
+            };
+            if is_as_known {
+                continue;
+            }
+            // One that is gone is missed when csid asks for it.
+            if let Some(facts) = self.facts(id)? {
+                self.mounts.note(facts);
+            }
+        }
+        Ok(())
     }
 
     fn ask_below(
@@ -404,36 +471,14 @@ impl Known {
         let places: BTreeSet<u64> =
             row.chain(paths.apart.iter().copied()).map(|path| self.hasher.hash_one(path)).collect();
         let homes: Vec<u64> = paths.homes.iter().map(|home| self.place_of(home)).collect();
-        let mut listed = below.ids.iter().copied().peekable();
-        let (mut ids, mut apart, mut alike) = (Vec::new(), Vec::new(), Vec::<Alike>::new());
-        for facts in self.mounts.iter() {
-            while listed.next_if(|id| *id < facts.id).is_some() {}
-            let is_below = listed.next_if_eq(&facts.id).is_some();
-            let is_at_home = homes.contains(&facts.home);
-            let has_come = is_below && !below.lives.contains(&facts.live);
-            let is_too_long = facts.place == 0;
-            if places.contains(&facts.place) || (has_come && !is_too_long) {
-                ids.push(facts.id);
-            } else if !is_below || is_too_long {
-                apart.push((facts.id, facts.device));
-            } else if is_at_home {
-                let is_like = |of: &&mut Alike| of.device == facts.device && of.root == facts.root;
-                match alike.iter_mut().rev().find(is_like) {
-                    Some(of) if of.ids.len() < OTHERS => of.ids.push(facts.id),
-                    Some(_) => {}
-                    None => alike.push(Alike {
-                        device: facts.device,
-                        root: Arc::clone(&facts.root),
-                        ids: vec![facts.id],
-                    }),
-                }
-            }
+        let mut parts = self.partition(below, &places, &homes);
+        if paths.needs_read && !is_read && parts.alike.iter().any(|of| of.ids.len() > 1) {
+            self.see_again(&homes)?;
+            parts = self.partition(below, &places, &homes);
         }
+        let Partition { ids, apart, alike } = parts;
         if alike.len() > OTHERS {
             return self.ask_each(paths);
-        }
-        if paths.needs_read && !is_read && alike.iter().any(|of| of.ids.len() > 1) {
-            return Err(long());
         }
         let mut asked = Asked { apart: Some(apart), ..Asked::default() };
         if !self.ask(ids, paths, &mut asked)? {

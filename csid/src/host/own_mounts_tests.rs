@@ -419,9 +419,9 @@ fn rename_of_the_directory_of_many_is_noticed() {
     });
 }
 
-#[test]
-fn directory_that_had_the_name_of_another_is_shown() {
-    among(50, |root, rows, known| {
+/// `reads`: csid reads mountinfo to find it.
+fn directory_that_had_the_name_of_another_is_shown(rows: usize, reads: bool) {
+    among(rows, |root, rows, known| {
         let [x, old, bad] = ["x", "old", "bad"].map(|name| root.join("b").join(name));
         assert_eq!(rows.roots(known, 7, true), only("/x"));
         std::fs::rename(&x, &old).unwrap();
@@ -434,7 +434,18 @@ fn directory_that_had_the_name_of_another_is_shown() {
         mount_bind(&bad, root.join("d")).unwrap();
         let paths = OwnPaths { needs_read: true, ..rows.question(7, true) };
         assert!(rows.answer(known, &paths).is_none(), "the bind of it is at a foreign path");
+        assert_eq!(known.known.blocking_lock().read.is_some(), reads);
     });
+}
+
+#[test]
+fn directory_with_the_name_of_another_is_shown_by_few() {
+    directory_that_had_the_name_of_another_is_shown(50, false);
+}
+
+#[test]
+fn directory_with_the_name_of_another_is_shown_by_many() {
+    directory_that_had_the_name_of_another_is_shown(FEW, true);
 }
 
 #[test]

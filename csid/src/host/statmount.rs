@@ -9,7 +9,7 @@ use std::io::{Error, Result};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::host::table::{Groups, MountEntry, NO_SOURCE};
@@ -242,6 +242,13 @@ impl Stat {
     /// Returns the groups by which a mount receives and passes on unmounts.
     pub fn groups(&mut self, namespace: u64, mount: u64) -> Result<Groups> {
         Ok(self.ask(namespace, mount, MNT_BASIC)?.fixed.groups())
+    }
+
+    /// Returns the directory of its file system that a mount of csid's own namespace shows, and the mount's path.
+    pub fn own_root_and_path(&mut self, mount: u64) -> Result<(&Path, &Path)> {
+        let answer = self.ask(OWN, mount, MNT_ROOT | MNT_POINT)?;
+        let path = |offset| Path::new(OsStr::from_bytes(answer.string(offset)));
+        Ok((path(answer.fixed.root), path(answer.fixed.point)))
     }
 
     /// Returns all that csid reads of a mount. Its ids are those of `listmount`, and its path begins at the root of its namespace.
