@@ -48,6 +48,8 @@ type line struct {
 	Waiting bool
 	// ok, refused, unknown.
 	Outcome string
+	// The text that the caller was answered. Empty: the outcome is ok, or there was no answer.
+	Error string
 	// Holders that a read has seen.
 	Holders []string
 }
@@ -63,6 +65,8 @@ type operation struct {
 	holders []string
 	// What is open begins, or ends. Its effect may come at any time in between. 0: the operation has one moment.
 	edge edge
+	// The text of a call's error, for a reader.
+	text string
 }
 
 type edge int
@@ -359,7 +363,7 @@ func parse(from io.Reader) ([]porcupine.Operation, error) {
 		id, outcome, last := at+1, l.Outcome, ends
 		add := func(call string, start, end int64) {
 			part := func(volume string, holders []string) {
-				o := operation{call, l.Who, volume, outcome, id, l.Single, isEarly, holders, 0}
+				o := operation{call, l.Who, volume, outcome, id, l.Single, isEarly, holders, 0, l.Error}
 				from, until := start, end
 				if outcome == "unknown" {
 					// Both moments are those of the history.
