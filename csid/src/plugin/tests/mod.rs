@@ -25,6 +25,7 @@ use super::{Plugins, Ready, Service};
 use crate::config::Directories;
 use crate::store::Store;
 use crate::store::rows::PluginRow;
+use crate::store::tests::opened;
 use fake::Fake;
 
 /// Everything ten to a hundred times as fast.
@@ -128,7 +129,7 @@ async fn until(so: impl Fn() -> bool) {
 }
 
 fn open(directory: &Path) -> (Store, Vec<PluginRow>) {
-    let (store, loaded) = Store::open(&directory.join("journal"), directory, None).unwrap();
+    let (store, loaded) = opened(&directory.join("journal")).unwrap();
     (store, loaded.plugins)
 }
 

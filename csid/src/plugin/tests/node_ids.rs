@@ -3,13 +3,14 @@
 use super::*;
 use crate::Kind;
 use crate::error::Obstacle;
+use crate::store::tests::opened;
 
 /// csid starts again over the same journal.
 async fn again(host: Host) -> Host {
     host.plugins.shutdown().await;
     host.store.close().await.unwrap();
     let Host { directory, .. } = host;
-    let (store, loaded) = Store::open(&directory.path().join("journal"), directory.path(), None).unwrap();
+    let (store, loaded) = opened(&directory.path().join("journal")).unwrap();
     let known = (loaded.plugins, loaded.node_ids);
     let plugins =
         Plugins::start_at(PACE, &directories(directory.path()), RPC, store.clone(), Vec::new(), known);

@@ -4,7 +4,10 @@ use std::path::Path;
 use rusqlite::Connection;
 
 use super::super::*;
-use super::{assert_representative, commit, database, event, mount, open_journal, representative, temporary};
+use super::{
+    assert_representative, commit, database, event, mount, open_at_once, open_journal, representative,
+    temporary,
+};
 
 #[test]
 fn is_private() {
@@ -16,7 +19,7 @@ fn is_private() {
     let modes = [mode(&directory), mode(&database(&directory)), mode(&directory.join("csid.db-wal"))];
     rustix::process::umask(before);
     assert_eq!(modes, [0o700, 0o600, 0o600]);
-    assert!(matches!(open_journal(&directory), Err(StoreError::Held { .. })));
+    assert!(matches!(open_at_once(&directory), Err(StoreError::Held { .. })));
     let names: Vec<_> =
         std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(names.len(), 2, "{names:?}");

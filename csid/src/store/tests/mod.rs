@@ -54,25 +54,34 @@ fn database(directory: &Path) -> PathBuf {
     directory.join("csid.db")
 }
 
-/// Opens a journal that nothing else has.
-fn opened(directory: &Path) -> Result<(Store, Loaded), StoreError> {
+/// Opens a journal that nothing else has, or will have soon.
+pub(crate) fn opened(directory: &Path) -> Result<(Store, Loaded), StoreError> {
     opened_as(directory, None)
 }
 
-/// Opens the journal of a node. A process that another test forks has the journal's lock until it has executed its program. The runtime
-/// directory has the same parent as the journal's. `None`: the node's name is the host's.
+/// Opens the journal of a node. The runtime directory has the same parent as the journal's. `None`: the node's name is the host's.
 fn opened_as(directory: &Path, node: Option<&str>) -> Result<(Store, Loaded), StoreError> {
-    for _ in 0..100 {
-        match Store::open(directory, directory.parent().unwrap(), node) {
+    unlocked(|| Store::open(directory, directory.parent().unwrap(), node))
+}
+
+fn open_journal(directory: &Path) -> Result<(Journal, Loaded), StoreError> {
+    unlocked(|| open_at_once(directory))
+}
+
+fn open_at_once(directory: &Path) -> Result<(Journal, Loaded), StoreError> {
+    Journal::open(&Arc::new(JournalDirectory::take(directory, directory.parent().unwrap())?), None)
+}
+
+/// Opens a journal when its lock is free, which takes up to 30 s. The thread of a handle that was dropped without `close` has the lock until
+/// it ends. A process that another test forks has it until it has executed its program.
+fn unlocked<T>(open: impl Fn() -> Result<T, StoreError>) -> Result<T, StoreError> {
+    for _ in 0..1500 {
+        match open() {
             Err(StoreError::Held { .. }) => std::thread::sleep(std::time::Duration::from_millis(20)),
             other => return other,
         }
     }
-    Store::open(directory, directory.parent().unwrap(), node)
-}
-
-fn open_journal(directory: &Path) -> Result<(Journal, Loaded), StoreError> {
-    Journal::open(&Arc::new(JournalDirectory::take(directory, directory.parent().unwrap())?), None)
+    open()
 }
 
 fn commit(journal: &mut Journal, changes: Vec<Change>) -> Result<Done, StoreError> {
@@ -380,20 +389,9 @@ async fn keeps_rows_and_identity() {
     store.commit(gone, Durability::Disk).await.unwrap();
     assert!(store.modify_index() > index);
     drop(store);
-    let (_, loaded) = reopen(&directory);
+    let (_, loaded) = opened(&directory).unwrap();
     assert_eq!((loaded.plugins.len(), loaded.volumes.len(), loaded.mounts.len()), (1, 1, 5));
     assert!(loaded.mounts.iter().all(|row| row.key != key));
-}
-
-/// Open again when the last handle was dropped without `close`: the thread ends by itself.
-fn reopen(directory: &Path) -> (Store, Loaded) {
-    for _ in 0..500 {
-        match opened(directory) {
-            Err(StoreError::Held { .. }) => std::thread::sleep(std::time::Duration::from_millis(10)),
-            other => return other.unwrap(),
-        }
-    }
-    panic!("the journal's thread did not end");
 }
 
 #[test]
@@ -429,7 +427,7 @@ async fn a_bad_request_fails_alone() {
     let trigger = "CREATE TRIGGER bad BEFORE INSERT ON plugins WHEN NEW.id = 'bad' \
                    BEGIN SELECT RAISE(ABORT, 'bad'); END";
     Connection::open(database(&directory)).unwrap().execute_batch(trigger).unwrap();
-    let (store, _) = reopen(&directory);
+    let (store, _) = opened(&directory).unwrap();
     let put = |n: usize| {
         let bad = n % 10 == 3;
         let id = if bad { "bad".to_owned() } else { format!("p{n}") };

@@ -654,6 +654,7 @@ mod tests {
     use crate::host::Host;
     use crate::plugin::Plugins;
     use crate::store::Store;
+    use crate::store::tests::opened;
     use crate::volume::api::requests::{Authority, Unmounting};
     use crate::volume::manager::Volumes;
     use crate::volume::model::step::tests::begun;
@@ -666,7 +667,7 @@ mod tests {
         let journal = root.path().join("journal");
         Store::open(&journal, root.path(), None).unwrap().0.close().await.unwrap();
         std::fs::write(journal.join("csid.db"), "no database").unwrap();
-        let (store, loaded) = Store::open(&journal, root.path(), None).unwrap();
+        let (store, loaded) = opened(&journal).unwrap();
         let (_config, config) = watch::channel(Arc::new(Config::default()));
         let directories = Directories {
             state: root.path().join("state"),
