@@ -107,13 +107,13 @@ fn compatible(volume: &Volume, wanted: &DesiredMount) -> Result<(), Refusal> {
         } else if theirs.fs_type != usage.fs_type {
             "the fs type"
         } else if theirs.mount_flags != usage.mount_flags {
-            "the mount flags"
+            "the list of mount flags"
         } else if theirs.mount_group != usage.mount_group {
             "the mount group"
-        } else if theirs.context != usage.context
-            || (theirs.publish_context != usage.publish_context && !volume.is_down(other))
-        {
-            "the contexts"
+        } else if theirs.context != usage.context {
+            "the volume context"
+        } else if theirs.publish_context != usage.publish_context && !volume.is_down(other) {
+            "the publish context"
         } else {
             continue;
         };

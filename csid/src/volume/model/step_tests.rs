@@ -732,13 +732,14 @@ fn users_share_everything_but_read_only() {
     let event = MountEvent::Mount { wanted: wanted(0), paths: paths(0), abilities: ABLE };
     let (volume, _) = step(&volume(), event).ok().unwrap();
     type Edit = fn(&mut DesiredMount);
-    let edits: [(&str, Edit); 6] = [
+    let edits: [(&str, Edit); 7] = [
         ("the attachment mode", |w| w.spec.usage.attachment_mode = AttachmentMode::BlockDevice),
         ("the access mode", |w| w.spec.usage.access_mode = AccessMode::SingleNodeMultiWriter),
         ("the fs type", |w| w.spec.usage.fs_type = "xfs".into()),
-        ("the mount flags", |w| w.spec.usage.mount_flags = vec!["noatime".into()]),
+        ("the list of mount flags", |w| w.spec.usage.mount_flags = vec!["noatime".into()]),
         ("the mount group", |w| w.spec.usage.mount_group = "7".into()),
-        ("the contexts", |w| drop(w.spec.usage.context.insert("a".into(), "b".into()))),
+        ("the volume context", |w| drop(w.spec.usage.context.insert("a".into(), "b".into()))),
+        ("the publish context", |w| drop(w.spec.usage.publish_context.insert("a".into(), "b".into()))),
     ];
     for (what, edit) in edits {
         let answer = admit(&volume, &with(&wanted(1), edit), Some(ABLE));
