@@ -106,8 +106,8 @@ impl Break {
 /// Who has to be red, and by what.
 #[derive(Clone, Copy, Debug)]
 enum Judge {
-    /// The checker, by this rule alone.
-    Checker(&'static str),
+    /// The checker, by the first of these rules. It may see the others, too.
+    Checker(&'static [&'static str]),
     /// The witness, by this rule of CSI and a call of this name.
     Witness(u8, &'static str),
 }
@@ -120,12 +120,12 @@ impl Judge {
     /// Judges a history that has ended.
     fn judges(self, run: &Run) {
         match self {
-            Judge::Checker(due) => {
+            Judge::Checker(rules) => {
                 let (is_linearizable, said) = judge(&run.checker, &run.shared.history.path);
                 assert!(!is_linearizable && said.contains("not linearizable"), "{said}");
                 let broken: Vec<_> = said.lines().filter_map(|line| line.strip_prefix("rule: ")).collect();
-                let is_due = !broken.is_empty() && broken.iter().all(|rule| *rule == due);
-                assert!(is_due, "{due:?} is due, and not {broken:?}: {said}");
+                let is_due = broken.contains(&rules[0]) && broken.iter().all(|rule| rules.contains(rule));
+                assert!(is_due, "{rules:?} are due, and not {broken:?}: {said}");
             }
             Judge::Witness(rule, rpc) => {
                 let report = run.report(ATTACHING);
@@ -199,12 +199,14 @@ fn unbroken_cluster_is_green() {
 
 #[test]
 fn forced_release_is_seen() {
-    is_seen(Break::ForcedRelease, Judge::Checker(GRANT));
+    is_seen(Break::ForcedRelease, Judge::Checker(&[GRANT]));
 }
 
 #[test]
 fn csid_that_says_detached_early_is_seen() {
-    is_seen(Break::EarlyDetached, Judge::Checker(GRANT));
+    // The servers detach a shared volume that csid has mounted, and attach it again with another publish context. csid refuses the mount of
+    // a consumer whose context differs from another's.
+    is_seen(Break::EarlyDetached, Judge::Checker(&[GRANT, REFUSAL]));
 }
 
 #[test]
@@ -214,15 +216,15 @@ fn witness_sees_csid_that_says_detached_early() {
 
 #[test]
 fn csid_that_never_says_detached_is_seen() {
-    is_seen(Break::NoDetached, Judge::Checker(REFUSAL));
+    is_seen(Break::NoDetached, Judge::Checker(&[REFUSAL]));
 }
 
 #[test]
 fn foreign_detached_is_seen() {
-    is_seen(Break::ForeignDetached, Judge::Checker(GRANT));
+    is_seen(Break::ForeignDetached, Judge::Checker(&[GRANT]));
 }
 
 #[test]
 fn lost_claim_is_seen() {
-    is_seen(Break::LostClaim, Judge::Checker(GRANT));
+    is_seen(Break::LostClaim, Judge::Checker(&[GRANT]));
 }
