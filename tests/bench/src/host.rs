@@ -1,13 +1,12 @@
 //! A host of the bench's own: a mount namespace, directories on the real disk, a message bus, plugins and csid.
 
 use std::fs;
-use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use csid_client::{Client, PluginService, Target};
 use rustix::fs::{Advice, fadvise};
 use rustix::mount::{
@@ -15,7 +14,6 @@ use rustix::mount::{
 };
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, Signal, kill_process};
-use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
 const LIMIT: Duration = Duration::from_secs(60);
 const BUS: &str = "bus";
@@ -30,12 +28,8 @@ pub struct Running(Child);
 
 impl Running {
     pub fn start(command: &mut Command) -> Result<Self> {
-        Running::spawn(command.stdin(Stdio::null()))
-    }
-
-    fn spawn(command: &mut Command) -> Result<Self> {
         let name = command.get_program().to_string_lossy().into_owned();
-        Ok(Running(command.spawn().with_context(|| format!("cannot start {name}"))?))
+        Ok(Running(command.stdin(Stdio::null()).spawn().with_context(|| format!("cannot start {name}"))?))
     }
 
     pub fn pid(&self) -> u32 {
@@ -102,8 +96,6 @@ pub struct Host {
     csid: PathBuf,
     /// csid ends by SIGTERM. `false`: by SIGKILL, as in a crash.
     pub stops: bool,
-    /// The mount namespace of its processes. `None`: the bench's own.
-    namespace: Option<OwnedFd>,
 }
 
 impl Host {
@@ -111,8 +103,7 @@ impl Host {
     pub fn new(directory: &Path, csid: &Path) -> Result<Self> {
         // As systemd leaves a host: mounts are shared.
         mount_change("/", MountPropagationFlags::SHARED | MountPropagationFlags::REC)?;
-        let host =
-            Host { directory: directory.to_owned(), csid: csid.to_owned(), stops: false, namespace: None };
+        let host = Host { directory: directory.to_owned(), csid: csid.to_owned(), stops: false };
         for name in ["run", "etc/plugins.d", "foreign", "floor", "journal"] {
             fs::create_dir_all(host.path(name))?;
         }
@@ -143,27 +134,11 @@ impl Host {
         self.path(&format!("{plugin}.sock"))
     }
 
-    /// Another host in a directory of this one's, with its own csid and its own mount namespace.
+    /// Another host in a directory of this one's, with its own csid.
     pub fn beside(&self, name: &str) -> Result<Self> {
         let directory = self.path(name);
         fs::create_dir_all(&directory)?;
-        let host = Host::new(&directory, &self.csid)?;
-        Ok(Host { stops: self.stops, namespace: Some(namespace()?), ..host })
-    }
-
-    /// Starts a process in the host's mount namespace, without an input.
-    fn run(&self, command: &mut Command) -> Result<Running> {
-        self.spawn(command.stdin(Stdio::null()))
-    }
-
-    fn spawn(&self, command: &mut Command) -> Result<Running> {
-        let Some(namespace) = &self.namespace else { return Running::spawn(command) };
-        in_own_thread(|| {
-            // SAFETY: descriptors stay shared. This thread alone leaves the working directory and the umask of the others.
-            unsafe { unshare_unsafe(UnshareFlags::FS) }?;
-            move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Mount))?;
-            Running::spawn(command)
-        })
+        Ok(Host { stops: self.stops, ..Host::new(&directory, &self.csid)? })
     }
 
     pub fn bus_address(&self) -> String {
@@ -181,8 +156,9 @@ impl Host {
         let _ = fs::remove_file(&socket);
         let text = format!("supervision = \"external\"\nsocket = {socket:?}\n");
         fs::write(self.path(&format!("etc/plugins.d/{id}.toml")), text)?;
-        let mut command = Command::new(std::env::current_exe()?);
-        let plugin = self.run(command.arg("serve-plugin").arg(&socket).arg(most.to_string()))?;
+        let plugin = Running::start(
+            Command::new(std::env::current_exe()?).arg("serve-plugin").arg(&socket).arg(most.to_string()),
+        )?;
         self.listens(&socket)?;
         Ok(plugin)
     }
@@ -194,7 +170,7 @@ impl Host {
         fs::create_dir_all(&directory)?;
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("serve-least").arg(&socket).arg(self.socket(id)).arg(&directory).arg(volumes.to_string());
-        let daemon = self.run(&mut command)?;
+        let daemon = Running::start(&mut command)?;
         self.listens(&socket)?;
         Ok((daemon, Client::connect(&Target::Socket(socket)).await?))
     }
@@ -230,7 +206,7 @@ impl Host {
         let mut command = Command::new("dbus-daemon");
         command.args(["--nofork", "--nopidfile"]).arg(format!("--config-file={}", config.display()));
         command.stderr(fs::File::create(self.path("bus.log"))?);
-        let bus = self.run(&mut command)?;
+        let bus = Running::start(&mut command)?;
         self.listens(&socket)?;
         Ok(bus)
     }
@@ -254,7 +230,7 @@ impl Host {
             .stderr(log);
         let helper = self.helper()?;
         let begun = Instant::now();
-        let process = self.run(&mut command)?;
+        let process = Running::start(&mut command)?;
         let mut buffer = [0; 4096];
         loop {
             let length = match answer.recv(&mut buffer) {
@@ -283,7 +259,7 @@ impl Host {
         let log = fs::OpenOptions::new().create(true).append(true).open(self.path("csid.log"))?;
         let mut command = Command::new(&self.csid);
         command.arg("host-helper").env_clear().stdin(socket).stdout(log.try_clone()?).stderr(log);
-        self.spawn(&mut command)
+        Ok(Running(command.spawn().context("cannot start csid's helper")?))
     }
 
     fn log(&self) -> String {
@@ -353,23 +329,6 @@ impl Host {
             _ => Ok(()),
         }
     }
-}
-
-/// Makes a copy of the bench's mount namespace. No later mount of one of the two comes into the other.
-fn namespace() -> Result<OwnedFd> {
-    in_own_thread(|| {
-        // SAFETY: as in `Host::run`.
-        unsafe { unshare_unsafe(UnshareFlags::NEWNS) }?;
-        mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
-        mount_change("/", MountPropagationFlags::SHARED | MountPropagationFlags::REC)?;
-        Ok(fs::File::open("/proc/thread-self/ns/mnt")?.into())
-    })
-}
-
-/// Runs `work` in a thread that ends with it.
-fn in_own_thread<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-    std::thread::scope(|scope| scope.spawn(work).join())
-        .map_err(|_| anyhow!("a thread of the bench panicked"))?
 }
 
 /// Mount points below `directory`, in mount order.
