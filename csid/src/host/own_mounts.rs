@@ -29,6 +29,8 @@ use crate::store::volume_handle::directory_of;
 const FEW: usize = 1_000;
 /// Other mounts of the volume's file systems that are asked for one by one. To ask for more costs more than a read of mountinfo.
 const OTHERS: usize = 16;
+/// Mounts in a volume's own directories that are asked for again on a thread of the runtime.
+const OF_VOLUME: usize = 256;
 /// How long the directories that mountinfo showed are used: a multiple of the time that the read took, within these bounds.
 const USES_OF_READ: u32 = 50;
 const SHORTEST_USE: Duration = Duration::from_millis(50);
@@ -387,7 +389,7 @@ impl Known {
     ///
     /// Only csid and the plugin mount below csid's tmpfs, so none of the mounts there is foreign. A mount that root has moved from there may
     /// be, as any other mount of the host. csid asks for one that came there. A mount that root has moved from one row's path to another's
-    /// counts where it was, until a question is about that row.
+    /// counts where it was, also if that row is of another volume, until a question is about that row.
     fn ask_some(&mut self, paths: &OwnPaths<'_>, is_read: bool, has_read: bool) -> Result<Option<Asked>> {
         if self.below.tops.is_empty() {
             return self.ask_each(paths);
@@ -430,8 +432,8 @@ impl Known {
     /// Asks again for all known mounts in the volume's directories at the places `homes`. Fails with `WouldBlock` if they are many.
     fn see_again(&mut self, homes: &[u64]) -> Result<()> {
         let at_home = self.mounts.iter().filter(|facts| homes.contains(&facts.home));
-        let ids: Vec<u64> = at_home.map(|facts| facts.id).take(FEW + 1).collect();
-        if ids.len() > FEW {
+        let ids: Vec<u64> = at_home.map(|facts| facts.id).take(OF_VOLUME + 1).collect();
+        if ids.len() > OF_VOLUME {
             return Err(long());
         }
         for id in ids {
@@ -446,6 +448,8 @@ impl Known {
             if is_as_known {
                 continue;
             }
+            // The volume's directory may have been renamed, and what the last read showed of other mounts is then older.
+            self.read = None;
             // One that is gone is missed when csid asks for it.
             if let Some(facts) = self.facts(id)? {
                 self.mounts.note(facts);
@@ -472,7 +476,8 @@ impl Known {
             row.chain(paths.apart.iter().copied()).map(|path| self.hasher.hash_one(path)).collect();
         let homes: Vec<u64> = paths.homes.iter().map(|home| self.place_of(home)).collect();
         let mut parts = self.partition(below, &places, &homes);
-        if paths.needs_read && !is_read && parts.alike.iter().any(|of| of.ids.len() > 1) {
+        let are_few = parts.alike.len() <= OTHERS;
+        if are_few && paths.needs_read && !is_read && parts.alike.iter().any(|of| of.ids.len() > 1) {
             self.see_again(&homes)?;
             parts = self.partition(below, &places, &homes);
         }

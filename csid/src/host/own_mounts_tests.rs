@@ -449,6 +449,28 @@ fn directory_with_the_name_of_another_is_shown_by_many() {
 }
 
 #[test]
+fn rename_that_a_publish_has_seen_ends_the_last_read() {
+    among(20, |root, rows, known| {
+        let [x, z] = ["x", "z"].map(|name| root.join("b").join(name));
+        std::fs::create_dir(x.join("inside")).unwrap();
+        mount_bind(x.join("inside"), root.join("d")).unwrap();
+        assert!(rows.ask(known, 7, true).is_none(), "the bind is at a foreign path");
+        // As if another question had read mountinfo.
+        let until = Instant::now() + Duration::from_secs(60);
+        known.known.blocking_lock().read = Some(RootsRead { read_for: 0, until });
+        std::fs::rename(&x, &z).unwrap();
+        let publish = OwnPaths { needs_read: true, ..rows.question(7, true) };
+        assert!(rows.answer(known, &publish).is_none(), "the bind is at a foreign path");
+        for number in 0..=OTHERS {
+            let other = root.join(format!("other-{number}"));
+            std::fs::create_dir(&other).unwrap();
+            mount_bind(root.join("b/y"), &other).unwrap();
+        }
+        assert!(rows.ask(known, 7, true).is_none(), "csid does not use what it read before the rename");
+    });
+}
+
+#[test]
 fn mount_moved_from_csids_tmpfs_is_foreign() {
     among(50, |root, rows, known| {
         assert!(rows.ask(known, 7, true).is_some());
