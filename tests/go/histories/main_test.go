@@ -197,7 +197,7 @@ func TestOpenClaimsOfOneEndAreDecidedSoon(t *testing.T) {
 
 func TestObstacleNamesTheFirstCallThatFitsNowhere(t *testing.T) {
 	const history = `{"call":"take","who":"n1/a","client":1,"volume":"v","single":true,"start":1,"end":2,"outcome":"ok"}
-{"call":"take","who":"n2/b","client":2,"volume":"v","single":true,"start":3,"end":4,"outcome":"ok"}
+{"call":"take","who":"n2/b","client":2,"volume":"v","single":true,"start":3,"end":4,"outcome":"ok","error":"why"}
 {"call":"release","who":"n1/a","client":1,"volume":"v","single":true,"start":5,"end":6,"outcome":"ok"}`
 	operations, err := parse(strings.NewReader(history))
 	if err != nil {
@@ -206,7 +206,10 @@ func TestObstacleNamesTheFirstCallThatFitsNowhere(t *testing.T) {
 	_, info := porcupine.CheckOperationsVerbose(volumes, operations, patience)
 	text := obstacle(operations, slices.Concat(info.PartialLinearizationsOperations()...))
 	_, left, _ := strings.Cut(text, "left:")
-	if !strings.Contains(text, `holders then: "n1/a 1 false`) || !strings.HasPrefix(left, "\n  client 2, 3 to 4") {
+	_, broken, _ := strings.Cut(text, "broken by:\n")
+	broken, _, _ = strings.Cut(broken, "\n")
+	if !strings.Contains(text, `holders then: "n1/a 1 false`) || !strings.HasPrefix(left, "\n  client 2, 3 to 4") ||
+		!strings.HasPrefix(broken, "  client 2, 3 to 4") || !strings.HasSuffix(broken, "text:why}") {
 		t.Error(text)
 	}
 }
@@ -227,7 +230,7 @@ func TestObstacleNamesTheRuleThatIsBroken(t *testing.T) {
 		}
 		_, info := porcupine.CheckOperationsVerbose(volumes, operations, patience)
 		text := obstacle(operations, slices.Concat(info.PartialLinearizationsOperations()...))
-		if _, rule, _ := strings.Cut(text, "rule: "); !strings.Contains(rule, due) {
+		if rule, _, _ := strings.Cut(text, "\n"); !strings.HasPrefix(rule, "rule: ") || !strings.Contains(rule, due) {
 			t.Errorf("%s: %s", due, text)
 		}
 	}
