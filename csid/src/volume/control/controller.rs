@@ -19,7 +19,6 @@ use crate::volume::errors::volume::VolumeError;
 use crate::volume::lifecycle::given_values;
 use crate::volume::lifecycle::{known_id, unregistered};
 use crate::volume::model::subject::Subject;
-use crate::volume::operation::orders::abandoned;
 use crate::volume::operation::request::{CallTarget, ControllerRequest, OperationResponse};
 use crate::volume::seam::Site;
 use crate::volume::transitions::refuse_used;
@@ -281,11 +280,11 @@ impl<S: Site> Engine<'_, S> {
         if let Some(kind) = self.site.operation().signals.borrow().abandon {
             return Err(RpcFailure::before(OperationError::Stopped { kind }.into()));
         }
-        let mut signals = self.site.operation().signals.clone();
+        let abandoned = self.site.operation().abandoned();
         tokio::select! {
             biased;
             done = self.controlled(step, rpc, target, secrets, call) => done,
-            kind = abandoned(&mut signals) => Err(self.tried.abandoned(OperationError::Stopped { kind }.into())),
+            kind = abandoned => Err(self.tried.abandoned(OperationError::Stopped { kind }.into())),
         }
     }
 }

@@ -20,7 +20,6 @@ use crate::volume::errors::volume::VolumeError;
 use crate::volume::events::{claim as claim_events, registration as registration_events};
 use crate::volume::lifecycle::{is_asked_for_by, is_being_deleted, is_unborn, known_id, refuse_anothers};
 use crate::volume::model::subject::Subject;
-use crate::volume::operation::orders::abandoned;
 use crate::volume::operation::request::CallTarget;
 use crate::volume::operation::running::Unfinished;
 use crate::volume::seam::Site;
@@ -163,12 +162,12 @@ impl<S: Site> Engine<'_, S> {
         target: &CallTarget,
         creation: &mut Creation,
     ) -> Result<()> {
-        let mut signals = self.site.operation().signals.clone();
+        let abandoned = self.site.operation().abandoned();
         let step = self.site.operation().step.clone();
         step.set_unasked(true);
         let found = tokio::select! {
             biased;
-            kind = abandoned(&mut signals) => Err(OperationError::Stopped { kind }.into()),
+            kind = abandoned => Err(OperationError::Stopped { kind }.into()),
             found = self.site.controller() => found.map(drop),
         };
         step.set_unasked(false);

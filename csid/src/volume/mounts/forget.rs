@@ -126,6 +126,7 @@ impl Executor<'_> {
     /// Carries out root's orders to forget, between two effects.
     pub(in crate::volume) async fn carry_out(&mut self) {
         let orders = std::sync::Arc::clone(&self.operation.orders);
+        let _under_way = orders.begin();
         while let Some(order) = orders.take() {
             let ended = self.forget(&order).await;
             // A caller that has gone gets the answer when it repeats the call.

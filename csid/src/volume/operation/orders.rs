@@ -52,6 +52,8 @@ pub(in crate::volume) struct Order {
 pub(in crate::volume) struct Orders {
     queue: Mutex<VecDeque<Order>>,
     came: Notify,
+    /// How many orders are carried out. One may wait for a plugin while another one is carried out.
+    under_way: watch::Sender<usize>,
     taken: AtomicU64,
     /// The attachments whose rows were deleted, until the actor takes them.
     forgotten: Mutex<Vec<Subject>>,
@@ -66,6 +68,18 @@ impl Orders {
     pub(in crate::volume) fn push(&self, order: Order) {
         self.queue().push_back(order);
         self.came.notify_waiters();
+    }
+
+    /// Waits until no order is carried out.
+    pub(in crate::volume) async fn ended(&self) {
+        // The sender lives as long as `self`.
+        let _ = self.under_way.subscribe().wait_for(|orders| *orders == 0).await;
+    }
+
+    /// Begins to carry out orders, until the value is dropped.
+    pub(in crate::volume) fn begin(&self) -> UnderWay<'_> {
+        self.under_way.send_modify(|orders| *orders += 1);
+        UnderWay(self)
     }
 
     pub(in crate::volume) fn take(&self) -> Option<Order> {
@@ -112,6 +126,15 @@ impl Orders {
             }
             came.await;
         }
+    }
+}
+
+/// Orders are carried out as long as this lives.
+pub(in crate::volume) struct UnderWay<'a>(&'a Orders);
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.under_way.send_modify(|orders| *orders -= 1);
     }
 }
 

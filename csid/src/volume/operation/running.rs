@@ -5,12 +5,12 @@ use std::time::Instant;
 
 use tokio::sync::watch;
 
-use crate::error::Result;
+use crate::error::{Kind, Result};
 use crate::secret::Secrets;
 use crate::store::registry::VolumeName;
 use crate::volume::errors::claim::ClaimError;
 use crate::volume::errors::operation::OperationError;
-use crate::volume::operation::orders::{ActorSignals, Orders};
+use crate::volume::operation::orders::{self, ActorSignals, Orders};
 use crate::volume::operation::table::Progress;
 
 /// The part of a running operation's state that the engine and the mounts share.
@@ -52,6 +52,17 @@ impl RunningOperation {
         self.waits_until.is_some_and(|until| until > Instant::now())
     }
 
+    /// Returns a future that ends when the operation is abandoned and no order is carried out. An order that is dropped would be half
+    /// done: its rows are changed, and perhaps not in the journal.
+    pub(in crate::volume) fn abandoned(&self) -> impl Future<Output = Kind> + Send + use<> {
+        let (mut signals, orders) = (self.signals.clone(), Arc::clone(&self.orders));
+        async move {
+            let kind = orders::abandoned(&mut signals).await;
+            orders.ended().await;
+            kind
+        }
+    }
+
     /// Marks the commit point (`Progress::decide`). Fails if the operation is abandoned.
     pub(in crate::volume) fn decide(&self) -> Result<()> {
         match self.signals.borrow().abandon {
@@ -77,4 +88,25 @@ pub(in crate::volume) struct Unfinished {
     pub(in crate::volume) uid: u32,
     /// Whether it is retried only by a caller or by the sweep.
     pub(in crate::volume) parked: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn abandoned_operation_ends_its_orders_first() {
+        let abandon = Some(Kind::Cancelled);
+        let signals = ActorSignals { abandon, preempt: false, give_up: Instant::now() };
+        let (_sender, signals) = watch::channel(signals);
+        let running = RunningOperation::new(signals, Progress::new(), Arc::default());
+        let (first, nested) = (running.orders.begin(), running.orders.begin());
+        let mut end = pin!(running.abandoned());
+        drop(nested);
+        assert!(futures_util::poll!(&mut end).is_pending(), "an order is carried out");
+        drop(first);
+        assert_eq!(end.await, Kind::Cancelled);
+    }
 }
