@@ -396,7 +396,7 @@ pub fn notes_of_servers(rows: &ServerRows) -> Vec<String> {
     }
     if rows.mode == "recovering" {
         notes.push(format!(
-            "The cluster recovers from a backup in generation {}, and grants no claims. It began by {}: {}.",
+            "The cluster recovers from a backup in generation {}, and grants no claims. {} began the recovery: {}.",
             rows.generation,
             plain(&rows.by),
             plain(&rows.cause)
