@@ -49,7 +49,9 @@ pub fn hint(error: &Error, tried: &Tried) -> Option<String> {
         Error::NotRunning { .. } => {
             "Start csid: `systemctl start csid`; its log: `journalctl -u csid`.".to_owned()
         }
-        Error::Refused(_) => MEMBERS.to_owned(),
+        Error::Refused(_) => "csid's own policy of the bus admits every user: look for other rules about org.csid1 in \
+                              /etc/dbus-1/system.d. Root and group csid reach csid by its private socket, without the bus."
+            .to_owned(),
         Error::Disconnected(_) => match tried.operation {
             Some(_) => "csid was stopped or restarted. It finishes or rolls back each operation; repeat the \
                         same command for the outcome."
