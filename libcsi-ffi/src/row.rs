@@ -66,6 +66,13 @@ impl csi_row {
         Self { fields, names, pairs }
     }
 
+    /// Returns the texts as C's map. The items of an empty one are at the address of the row: a `Vec` without items names an address
+    /// without memory, and Go ends a program that holds such an address on a stack.
+    fn map(&self) -> csi_map {
+        let items = if self.pairs.is_empty() { ptr::from_ref(self).cast() } else { self.pairs.as_ptr() };
+        csi_map { items, len: self.pairs.len() }
+    }
+
     pub fn text(&self, name: &str) -> Option<&CStr> {
         match self.fields.get(cstring(name).as_c_str())? {
             Field::Text(text) => Some(text),
@@ -190,9 +197,7 @@ pub unsafe extern "C" fn csi_row_map(row: *const csi_row, name: *const c_char) -
     let none = csi_map { items: ptr::null(), len: 0 };
     // SAFETY: as csi.h says of every argument.
     plain("csi_row_map", none, || match unsafe { field(row, name) } {
-        Some(Field::Rows(rows)) if rows.len() == 1 => {
-            csi_map { items: rows[0].pairs.as_ptr(), len: rows[0].pairs.len() }
-        }
+        Some(Field::Rows(rows)) if rows.len() == 1 => rows[0].map(),
         _ => none,
     })
 }
@@ -277,4 +282,22 @@ pub unsafe extern "C" fn csi_row_row(
         Some(Field::Rows(rows)) => at(rows, index),
         _ => ptr::null(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn items_of_an_empty_map_are_in_memory() {
+        let row = csi_row::of(&json!({"empty": {}, "full": {"a": "b"}}));
+        // SAFETY: the row and the names live through the calls.
+        let map = |name: &CStr| unsafe { csi_row_map(&raw const row, name.as_ptr()) };
+        let Some(Field::Rows(inner)) = row.fields.get(c"empty") else { panic!("no map") };
+        assert_eq!((map(c"empty").items.cast(), map(c"empty").len), (inner.as_ptr(), 0));
+        assert!(!map(c"full").items.is_null() && map(c"full").len == 1);
+        assert!(map(c"none").items.is_null());
+    }
 }
