@@ -45,7 +45,10 @@ func claims(f *fixture) {
 	is, err := f.client.HasMount(ctx, mounted.Source)
 	f.ok(err)
 	f.that(is, "a has it mounted")
-	info, err = f.client.GetVolume(ctx, named)
+	// The call takes no secrets, and a volume may have some.
+	secret := named
+	secret.Secrets = map[string]string{"password": "s"}
+	info, err = f.client.GetVolume(ctx, secret)
 	f.ok(err)
 	f.that(slices.Equal(info.WriteClaims, []string{"a"}) && info.AccessMode == csi.SingleNodeWriter, "%+v", info)
 	f.that(info.Context != nil, "%+v", info)

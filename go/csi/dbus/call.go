@@ -101,7 +101,8 @@ func (c *Client) ask(ctx context.Context, r request) (values, error) {
 
 // asking returns at an answer or at the end of ctx. A call in progress is waited for in either case, for the bus daemon still counts it.
 func (c *Client) asking(ctx context.Context, r request) (values, error) {
-	if r.volume.Secrets != nil {
+	// A call without options takes no secrets.
+	if r.options != nil && r.volume.Secrets != nil {
 		file, err := seal(r.volume.Secrets)
 		if err != nil {
 			return nil, &csi.Error{Code: csi.ErrInternal, Message: "the secrets have no place: " + err.Error()}
