@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::loops;
 use crate::serve::{blocking, required};
 use crate::snapshots::Snapshot as Taken;
-use crate::store::{Attachment, Meta, Range, Source, Store, id_of};
+use crate::store::{Attachment, Meta, Range, Source, Store};
 
 type Answer<T> = std::result::Result<Response<T>, Status>;
 
@@ -107,15 +107,8 @@ impl Volumes {
     fn create(&self, request: &CreateVolumeRequest) -> Result<CreateVolumeResponse> {
         self.check_create(request)?;
         let source = source(request)?;
-        let holds = match &source {
-            None => None,
-            // Its source may have gone since it was made.
-            Some(source) => Some(match self.store.read(&id_of(&request.name)) {
-                Ok((there, _)) => there.content,
-                Err(Error::NoVolume(_)) => self.store.content_of(source)?,
-                Err(e) => return Err(e),
-            }),
-        };
+        let content_of = |source| self.store.content_of(&request.name, source);
+        let holds = source.as_ref().map(content_of).transpose()?;
         let content = content_for(&request.volume_capabilities, holds)?;
         let range = range(request.capacity_range)?;
         let (id, capacity) = self.store.create(&request.name, content, range, source.clone())?;

@@ -14,9 +14,9 @@ use rustix::fs::{FlockOperation, flock};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::copy;
 use crate::error::{At, Error, Result};
 use crate::store::{Content, Format, Volume, is_id};
+use crate::copy;
 
 /// How long a call waits for another one of the same volume.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -61,7 +61,8 @@ pub fn lock(dir: &File, id: &str) -> Result<()> {
     }
 }
 
-/// Removes what an interrupted `make` or `remove` left. The store's lock must be held.
+/// Removes what an interrupted `make` or `remove` left. The store's lock must be held. A leftover that cannot be removed stays for the
+/// next sweep, and no other volume waits for it.
 pub fn sweep(parent: &Path) -> Result<()> {
     for name in names(parent)? {
         if !name.starts_with(NEW) && !name.starts_with(GONE) {
@@ -74,10 +75,16 @@ pub fn sweep(parent: &Path) -> Result<()> {
         };
         if !held {
             tracing::info!(leftover = name, "removing what an interrupted call left");
-            remove_aside(&leftover)?;
+            remove_or_log(&leftover);
         }
     }
     Ok(())
+}
+
+/// Returns whether `PARENT/ID` is being made by another call.
+pub fn is_being_made(parent: &Path, id: &str) -> bool {
+    let new = File::open(parent.join(format!("{NEW}{id}")));
+    new.is_ok_and(|dir| flock(&dir, FlockOperation::NonBlockingLockExclusive).is_err())
 }
 
 /// Makes `PARENT/ID` whole, empty or from an origin. The store's lock is held until all is said that others must know
@@ -92,8 +99,10 @@ pub fn make<M: Serialize>(
 ) -> Result<M> {
     let new = parent.join(format!("{NEW}{id}"));
     match DirBuilder::new().mode(0o700).create(&new) {
-        // A sweep has just removed what is left over, so another process is making it now.
-        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => return Err(Error::Busy(id.to_owned())),
+        // A sweep has just removed what is left over, unless it could not.
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists && is_being_made(parent, id) => {
+            return Err(Error::Busy(id.to_owned()));
+        }
         made => made.at("make", &new)?,
     }
     let own = File::open(&new).at("open", &new)?;
@@ -126,17 +135,31 @@ pub fn make<M: Serialize>(
         Ok(meta)
     })();
     if made.is_err() {
-        // At once, for a half-made copy may be what has filled the disk; what cannot be removed is swept later.
-        let _ = remove_aside(&new);
+        // At once, for a half-made copy may be what has filled the disk.
+        remove_or_log(&new);
     }
     made
 }
 
-/// Removes `PARENT/ID`, whose lock is held.
+/// Removes `PARENT/ID`, whose lock is held, as is the store's. The rename removes it. Files of others in it stay in the renamed directory.
 pub fn remove(parent: &Path, id: &str) -> Result<()> {
-    let gone = parent.join(format!("{GONE}{id}"));
+    let mut gone = parent.join(format!("{GONE}{id}"));
+    for n in 1.. {
+        if !gone.try_exists().at("look at", &gone)? {
+            break;
+        }
+        gone = parent.join(format!("{GONE}{id}.{n}"));
+    }
     rename(parent, &parent.join(id), &gone)?;
-    remove_aside(&gone)
+    remove_or_log(&gone);
+    Ok(())
+}
+
+/// Removes what is no volume any more. A later sweep removes what is left.
+fn remove_or_log(dir: &Path) {
+    if let Err(error) = remove_aside(dir) {
+        tracing::warn!(%error, "the rest of a deleted or unfinished volume stays");
+    }
 }
 
 /// The rename is what makes or ends a volume; it is on disk before the answer.
@@ -166,15 +189,16 @@ pub fn names(dir: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Everything that is whole, by id. What goes meanwhile is left out.
+/// Everything that is whole, by id. What goes meanwhile is left out, and so is one whose metadata cannot be read.
 pub fn list<M: DeserializeOwned>(parent: &Path) -> Result<Vec<Listed<M>>> {
-    let mut listed = list_all(parent)?;
-    listed.retain(|l| is_id(&l.id));
-    Ok(listed)
+    let whole = list_all(parent)?.into_iter().filter(|l| is_id(&l.id));
+    Ok(whole
+        .filter_map(|Listed { id, meta, capacity, used }| Some(Listed { id, meta: meta?, capacity, used }))
+        .collect())
 }
 
-/// Also what is being made: it takes room too.
-pub fn list_all<M: DeserializeOwned>(parent: &Path) -> Result<Vec<Listed<M>>> {
+/// Also what is being made: it takes room too. `None`: the metadata cannot be read.
+pub fn list_all<M: DeserializeOwned>(parent: &Path) -> Result<Vec<Listed<Option<M>>>> {
     let mut listed = Vec::new();
     for id in names(parent)?.into_iter().filter(|name| is_id(name.strip_prefix(NEW).unwrap_or(name))) {
         let dir = parent.join(&id);
@@ -183,11 +207,16 @@ pub fn list_all<M: DeserializeOwned>(parent: &Path) -> Result<Vec<Listed<M>>> {
             Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
             Err(e) => return Err(e).at("look at", &dir.join("image")),
         };
-        match read_meta(&dir) {
-            Ok(meta) => listed.push(Listed { id, meta, capacity: stat.len(), used: stat.blocks() * 512 }),
-            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
+        let meta = match read_meta(&dir) {
+            Ok(meta) => Some(meta),
+            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => continue,
+            Err(error @ Error::Meta { .. }) => {
+                tracing::warn!(%error, "a volume or snapshot is not listed");
+                None
+            }
             Err(e) => return Err(e),
-        }
+        };
+        listed.push(Listed { id, meta, capacity: stat.len(), used: stat.blocks() * 512 });
     }
     Ok(listed)
 }

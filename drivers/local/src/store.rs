@@ -213,14 +213,20 @@ impl Store {
     /// volumes cannot starve each other.
     pub fn available(&self) -> Result<u64> {
         let stat = rustix::fs::statvfs(&self.volumes).at("look at", &self.volumes)?;
+        Ok((stat.f_bavail * stat.f_frsize).saturating_sub(self.promised()?))
+    }
+
+    /// Returns the bytes that images may yet take. One whose metadata cannot be read may take its whole length.
+    fn promised(&self) -> Result<u64> {
         let mut promised = 0;
         for volume in dirs::list_all::<Meta>(&self.volumes)? {
-            promised += volume.capacity.saturating_sub(if volume.meta.shared { 0 } else { volume.used });
+            let is_shared = volume.meta.is_none_or(|meta| meta.shared);
+            promised += volume.capacity.saturating_sub(if is_shared { 0 } else { volume.used });
         }
         for snapshot in dirs::list_all::<snapshots::Meta>(&self.snapshots)? {
-            promised += snapshot.meta.promised(snapshot.used);
+            promised += snapshot.meta.map_or(snapshot.used, |meta| meta.promised(snapshot.used));
         }
-        Ok((stat.f_bavail * stat.f_frsize).saturating_sub(promised))
+        Ok(promised)
     }
 
     fn reserve(&self, more: u64) -> Result<()> {
@@ -260,7 +266,7 @@ impl Store {
                     )))
                 };
             }
-            Err(Error::NoVolume(_)) => {}
+            Err(Error::NoVolume(_)) => self.refuse_while_made(&id)?,
             Err(e) => return Err(e),
         }
         let origin = source.as_ref().map(|s| self.origin(s)).transpose()?;
@@ -310,33 +316,51 @@ impl Store {
         })
     }
 
-    /// What the source holds.
-    pub fn content_of(&self, source: &Source) -> Result<Content> {
-        match source {
-            Source::Snapshot(id) => Ok(self.read_snapshot(id)?.meta.content),
-            Source::Volume(id) => Ok(self.read(id)?.0.content),
+    /// Returns [`Error::Busy`] while another call makes the volume. The room that it takes is not free for this call, and its source
+    /// may be gone already.
+    fn refuse_while_made(&self, id: &str) -> Result<()> {
+        if dirs::is_being_made(&self.volumes, id) { Err(Error::Busy(id.to_owned())) } else { Ok(()) }
+    }
+
+    /// Returns what a volume with this name holds, or would hold as a copy of `source`. The source of one that is there may be gone.
+    pub fn content_of(&self, name: &str, source: &Source) -> Result<Content> {
+        let id = id_of(name);
+        let there = || self.read(&id).map(|(there, _)| there.content);
+        match there() {
+            Err(Error::NoVolume(_)) => self.refuse_while_made(&id)?,
+            there => return there,
         }
+        let of_source = match source {
+            Source::Snapshot(id) => self.read_snapshot(id).map(|snapshot| snapshot.meta.content),
+            Source::Volume(id) => self.read(id).map(|(meta, _)| meta.content),
+        };
+        // Another call may have made the volume meanwhile.
+        of_source.or_else(|error| there().map_err(|_| error))
     }
 
     /// Removes the volume; one that is not there is removed already. Who attaches does not want an attached one removed.
     pub fn delete(&self, id: &str, attaches: bool) -> Result<()> {
         let _lock = self.lock()?;
         self.sweep()?;
-        let volume = match self.volume(id) {
-            Ok(volume) => volume,
+        let (dir, _volume_lock) = match self.locked(id) {
+            Ok(locked) => locked,
             Err(Error::NoVolume(_)) => return Ok(()),
             Err(e) => return Err(e),
         };
-        // A volume whose image somebody removed can still be deleted.
-        let there = volume.image().try_exists().at("look at", &volume.image())?;
-        let attached = if there { loops::of_image(&volume.image())? } else { Vec::new() };
+        // A volume whose image somebody removed can still be deleted, and so can one whose metadata is damaged.
+        let image = dir.join("image");
+        let there = image.try_exists().at("look at", &image)?;
+        let attached = if there { loops::of_image(&image)? } else { Vec::new() };
         if let Some(attached) = attached.first() {
             return Err(Error::Precondition(format!(
                 "volume {id} is in use on {}; unpublish and unstage it first",
                 attached.node().display()
             )));
         }
-        if let Some(attached) = volume.meta.attached.as_ref().filter(|_| attaches) {
+        let meta = dirs::read_meta::<Meta>(&dir);
+        let meta =
+            meta.inspect_err(|error| tracing::warn!(volume = id, %error, "it is deleted all the same"));
+        if let Some(attached) = meta.ok().and_then(|meta| meta.attached).filter(|_| attaches) {
             let node = &attached.node;
             return Err(Error::Precondition(format!(
                 "volume {id} is attached to node {node}; detach it first"
@@ -380,6 +404,12 @@ impl Store {
 
     /// The volume, locked.
     pub fn volume(&self, id: &str) -> Result<Volume> {
+        let (dir, lock) = self.locked(id)?;
+        Ok(Volume { id: id.to_owned(), meta: dirs::read_meta(&dir)?, dir, lock })
+    }
+
+    /// Returns the volume's directory, and the directory's lock.
+    fn locked(&self, id: &str) -> Result<(PathBuf, File)> {
         let none = || Error::NoVolume(id.to_owned());
         if !is_id(id) {
             return Err(none());
@@ -399,7 +429,7 @@ impl Store {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(none()),
             Err(e) => return Err(e).at("look at", &dir),
         }
-        Ok(Volume { id: id.to_owned(), meta: dirs::read_meta(&dir)?, dir, lock: locked })
+        Ok((dir, locked))
     }
 }
 
@@ -479,6 +509,82 @@ mod tests {
         assert!(matches!(store.read("one"), Err(Error::NoVolume(_))));
         store.delete("one", true).unwrap();
         assert_eq!(dirs::names(&volumes).unwrap(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn foreign_file_in_a_deleted_volume_stops_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        let volumes = dir.path().join("volumes");
+        for n in 0..3 {
+            store.create("v", Content::Block, Range::default(), None).unwrap();
+            std::fs::write(volumes.join("v/image.bak"), format!("{n}")).unwrap();
+            store.delete("v", true).unwrap();
+            assert!(matches!(store.read("v"), Err(Error::NoVolume(_))));
+        }
+        let store = Store::open(dir.path()).unwrap();
+        store.create("other", Content::Block, Range::default(), None).unwrap();
+        let gone = [".gone-v", ".gone-v.1", ".gone-v.2"];
+        assert_eq!(dirs::names(&volumes).unwrap(), [&gone[..], &["other"]].concat());
+        for (n, gone) in gone.iter().enumerate() {
+            assert_eq!(dirs::names(&volumes.join(gone)).unwrap(), ["image.bak"], "the rest is removed");
+            assert_eq!(std::fs::read_to_string(volumes.join(gone).join("image.bak")).unwrap(), n.to_string());
+        }
+        // What a create leaves may have such a file, too. Only that volume cannot be made.
+        std::fs::create_dir(volumes.join(".new-w")).unwrap();
+        std::fs::write(volumes.join(".new-w/x"), "").unwrap();
+        assert!(matches!(store.create("w", Content::Block, Range::default(), None), Err(Error::Io { .. })));
+        store.create("third", Content::Block, Range::default(), None).unwrap();
+    }
+
+    #[test]
+    fn volume_that_another_call_makes_is_busy() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        let new = dir.path().join("volumes/.new-v");
+        std::fs::create_dir(&new).unwrap();
+        let held = File::open(&new).unwrap();
+        dirs::lock(&held, "v").unwrap();
+        // There is no room for two of them, and the source of the first may be gone.
+        let all = Range::new(i64::try_from(store.available().unwrap() * 2).unwrap(), 0).unwrap();
+        let source = Source::Snapshot("gone".into());
+        assert!(matches!(store.create("v", Content::Block, all, None), Err(Error::Busy(_))));
+        assert!(matches!(store.create("v", Content::Block, all, Some(source.clone())), Err(Error::Busy(_))));
+        assert!(matches!(store.content_of("v", &source), Err(Error::Busy(_))));
+        drop(held);
+        assert!(matches!(store.create("v", Content::Block, all, None), Err(Error::OutOfRange(_))));
+        assert!(matches!(store.content_of("v", &source), Err(Error::NoSnapshot(_))));
+        store.create("v", Content::Block, Range::default(), None).unwrap();
+        assert_eq!(store.content_of("v", &source).unwrap(), Content::Block, "its source is gone");
+    }
+
+    #[test]
+    fn damaged_metadata_stops_its_own_volume_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        for name in ["bad", "missing", "good"] {
+            store.create(name, Content::Block, Range::new(1 << 20, 0).unwrap(), None).unwrap();
+        }
+        store.snapshot("bad", "bad").unwrap();
+        for of in ["volumes", "snapshots"] {
+            std::fs::write(dir.path().join(of).join("bad/meta.json"), "{").unwrap();
+        }
+        std::fs::remove_file(dir.path().join("volumes/missing/meta.json")).unwrap();
+        assert_eq!(store.promised().unwrap(), 2 << 20, "the damaged volume keeps its room");
+        let listed: Vec<_> = store.list().unwrap().into_iter().map(|listed| listed.id).collect();
+        assert_eq!(listed, ["good"]);
+        assert!(store.snapshots().unwrap().is_empty());
+        store.create("new", Content::Block, Range::new(1 << 20, 0).unwrap(), None).unwrap();
+        store.expand("good", Range::new(2 << 20, 0).unwrap()).unwrap();
+        assert!(matches!(
+            store.create("bad", Content::Block, Range::default(), None),
+            Err(Error::Meta { .. })
+        ));
+        for name in ["bad", "missing"] {
+            store.delete(name, true).unwrap();
+            store.create(name, Content::Block, Range::default(), None).unwrap();
+        }
+        store.delete_snapshot("bad").unwrap();
     }
 
     #[test]
