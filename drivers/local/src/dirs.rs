@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 
 use crate::error::{At, Error, Result};
 use crate::store::{Content, Format, Volume, is_id};
-use crate::copy;
+use crate::{copy, serve};
 
 /// How long a call waits for another one of the same volume.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -47,9 +47,14 @@ impl Origin {
     }
 }
 
+/// Takes the lock of a directory. Fails with [`Error::Busy`] after ten seconds, and when no caller waits any more: a later call for the
+/// volume may have had the lock, and undone what this one would do.
 pub fn lock(dir: &File, id: &str) -> Result<()> {
     let give_up = Instant::now() + PATIENCE;
     loop {
+        if serve::caller_has_gone() {
+            return Err(Error::Busy(id.to_owned()));
+        }
         match flock(dir, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(()),
             Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < give_up => {
@@ -106,8 +111,8 @@ pub fn make<M: Serialize>(
         made => made.at("make", &new)?,
     }
     let own = File::open(&new).at("open", &new)?;
-    lock(&own, id)?;
     let made = (|| {
+        lock(&own, id)?;
         let path = new.join("image");
         let image = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
         let image = image.at("make", &path)?;

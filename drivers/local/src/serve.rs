@@ -1,10 +1,12 @@
 //! The server: its socket, its log lines, its end. A running call is finished before the process ends; mounts stay.
 
+use std::cell::RefCell;
 use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -112,17 +114,41 @@ fn listen(path: &Path) -> anyhow::Result<UnixListener> {
     listener
 }
 
-/// Runs a call where it may block, to its end even when the caller has gone, and writes its line in the log.
+thread_local! {
+    /// Whether the caller of the call that this thread runs has gone. `None`: it runs no call.
+    static CALLER_HAS_GONE: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
+}
+
+/// Returns whether the caller of the call that this thread runs has gone. The command line has no caller.
+pub fn caller_has_gone() -> bool {
+    CALLER_HAS_GONE.with_borrow(|gone| gone.as_ref().is_some_and(|gone| gone.load(Ordering::Relaxed)))
+}
+
+/// The side that waits for a call's answer. Its drop says that it has gone.
+struct Caller(Arc<AtomicBool>);
+
+impl Drop for Caller {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Runs a call where it may block, and writes its line in the log. When the caller has gone, the call still runs to its end, unless it
+/// waits for a lock.
 pub async fn blocking<T: Send + 'static>(
     rpc: &'static str,
     volume: String,
     call: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> std::result::Result<Response<T>, Status> {
     let running = Running::new();
+    let caller = Caller(Arc::default());
+    let has_gone = Arc::clone(&caller.0);
     let run = move || {
         let _running = running;
         let start = Instant::now();
+        CALLER_HAS_GONE.set(Some(has_gone));
         let answer = call();
+        CALLER_HAS_GONE.set(None);
         let ms = start.elapsed().as_millis() as u64;
         match &answer {
             Ok(_) => tracing::info!(rpc, volume, ms, "ok"),
@@ -139,4 +165,36 @@ pub async fn blocking<T: Send + 'static>(
 
 pub fn required<'a>(what: &str, value: &'a str) -> Result<&'a str> {
     if value.is_empty() { Err(Error::Invalid(format!("{what} is missing"))) } else { Ok(value) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+    use crate::dirs;
+    use crate::error::At;
+
+    #[tokio::test]
+    async fn call_without_a_caller_waits_for_no_lock() {
+        let dir = tempfile::tempdir().unwrap();
+        let held = File::open(dir.path()).unwrap();
+        dirs::lock(&held, "v").unwrap();
+        let (ended, end) = tokio::sync::oneshot::channel();
+        let path = dir.path().to_owned();
+        let stage = move || {
+            let locked = File::open(path).at("open", Path::new("v")).and_then(|dir| dirs::lock(&dir, "v"));
+            let _ = ended.send(matches!(locked, Err(Error::Busy(_))));
+            Ok(())
+        };
+        let call = blocking("NodeStageVolume", "v".into(), stage);
+        assert!(
+            tokio::time::timeout(Duration::from_millis(50), call).await.is_err(),
+            "it waits for the lock"
+        );
+        // The lock is free before the call's patience is over.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        drop(held);
+        assert!(end.await.unwrap(), "the call takes the lock though its caller has gone");
+    }
 }
