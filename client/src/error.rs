@@ -291,6 +291,15 @@ impl Error {
         }
     }
 
+    /// Returns whether no csid is on the bus, or csid stops.
+    pub(crate) fn is_of_a_stop(&self) -> bool {
+        match self {
+            Self::NotRunning { .. } => true,
+            Self::Csid(error) => error.kind == Kind::ShuttingDown,
+            _ => false,
+        }
+    }
+
     pub(crate) fn from_call(member: &str, error: zbus::Error) -> Self {
         let member = member.to_owned();
         match error {

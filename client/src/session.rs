@@ -31,6 +31,11 @@ pub fn operation_id(program: &str) -> io::Result<String> {
     Ok(format!("{program}-{:016x}", u64::from_ne_bytes(random)))
 }
 
+/// Returns the time until `deadline`, in microseconds.
+fn left(deadline: Instant) -> u64 {
+    u64::try_from(deadline.saturating_duration_since(Instant::now()).as_micros()).unwrap_or(u64::MAX)
+}
+
 /// A connection to csid that outlives csid's restarts.
 pub struct Session {
     target: Target,
@@ -66,12 +71,10 @@ impl Session {
         let asking = async {
             let (mut pause, mut asked) = (PAUSES.0, 0);
             loop {
-                let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-                let left = left.map(|left| u64::try_from(left.as_micros()).unwrap_or(u64::MAX));
                 let (lost, error) = match self.client().await {
-                    Ok(client) => match ask(client.clone(), left).await {
-                        // The bus has no csid at present, so csid did not get the call.
-                        Err(error @ Error::NotRunning { .. }) => (Some(client), error),
+                    Ok(client) => match ask(client.clone(), deadline.map(left)).await {
+                        // The call is not the cause.
+                        Err(error) if error.is_of_a_stop() => (Some(client), error),
                         Err(error) if error.lost() && asked < ENOUGH => {
                             asked += 1;
                             (Some(client), error)

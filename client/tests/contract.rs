@@ -11,12 +11,12 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering::SeqCst},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use csid_client::{
     AccessMode, CallOptions, Client, Error, Event, Kind, MountFilter, MountOptions, News, Restore, Secrets,
-    Target,
+    Session, Target,
 };
 use futures_util::poll;
 use tokio::{net::UnixListener, sync::Notify, time::timeout};
@@ -101,6 +101,9 @@ impl Server {
                 ]),
             )),
             "new" => Err(Failure("org.csid1.Error.OfTomorrow", "new".into(), Dict::new())),
+            "stopping" if self.0.begun.fetch_add(1, SeqCst) < 6 => {
+                Err(Failure("org.csid1.Error.ShuttingDown", "csid stops".into(), Dict::new()))
+            }
             "wait" => {
                 let now = self.0.in_flight.fetch_add(1, SeqCst) + 1;
                 self.0.most.fetch_max(now, SeqCst);
@@ -180,6 +183,17 @@ struct Fixture {
     connection: Connection,
 }
 
+/// Serves the contract on a connection.
+async fn served(stream: tokio::net::UnixStream, server: &Server) -> Connection {
+    Builder::unix_stream(stream.into_std().unwrap())
+        .server(Guid::generate().as_str())
+        .p2p()
+        .serve_at("/org/csid1", server.clone())
+        .build()
+        .await
+        .unwrap()
+}
+
 async fn fixture() -> Fixture {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("csid.sock");
@@ -188,13 +202,7 @@ async fn fixture() -> Fixture {
     server.0.kept.store(usize::MAX, SeqCst);
     let accept = async {
         let (stream, _) = listener.accept().await.unwrap();
-        Builder::unix_stream(stream.into_std().unwrap())
-            .server(Guid::generate().as_str())
-            .p2p()
-            .serve_at("/org/csid1", server.clone())
-            .build()
-            .await
-            .unwrap()
+        served(stream, &server).await
     };
     let target = Target::Socket(path);
     let (connection, client) = tokio::join!(accept, Client::connect(&target));
@@ -323,6 +331,33 @@ async fn lost_connection_has_an_error_of_its_own() {
     let error = answer.unwrap_err();
     assert!(matches!(error, Error::Disconnected(_)), "{error:?}");
     timeout(SOON, client.closed()).await.unwrap();
+}
+
+#[tokio::test]
+async fn call_outlasts_a_csid_that_stops_for_seconds() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("csid.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    let server = Server::default();
+    let serving = async {
+        let mut connections = Vec::new();
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            connections.push(served(stream, &server).await);
+        }
+    };
+    let calling = async {
+        let session = Session::open(Target::Socket(path)).await?;
+        let mount = |client: Client, _| async move {
+            client.mount("default", "stopping", "job", MountOptions::default()).await
+        };
+        session.ask(Some(Instant::now() + SOON), mount).await
+    };
+    tokio::select! {
+        mounted = calling => assert_eq!(mounted.unwrap().source, "/published"),
+        () = serving => {}
+    }
+    assert_eq!(server.0.begun.load(SeqCst), 7, "each refusal is followed by another try");
 }
 
 #[tokio::test]

@@ -273,7 +273,7 @@ func carriedAll(value any) bool {
 // gone is an error of a csid that went away. The call can be repeated to the next csid.
 type gone struct {
 	err *csi.Error
-	// No csid is on the bus now.
+	// No csid is on the bus now, or csid stops: the call is not the cause.
 	unasked bool
 }
 
@@ -335,7 +335,7 @@ func failure(member string, err error) error {
 		}
 		if code == "ShuttingDown" {
 			made.Code = csi.ErrDisconnected
-			return gone{err: made}
+			return gone{err: made, unasked: true}
 		}
 		return made
 	}

@@ -76,7 +76,11 @@ func TestAnUnknownErrorNameIsInternalWithTheName(t *testing.T) {
 	} {
 		details := map[string]dbus.Variant{"retryable": dbus.MakeVariant(true)}
 		said := dbus.Error{Name: "org.csid1.Error." + name, Body: []any{"words", details}}
-		made, is := callerError(failure("Mount", said)).(*csi.Error)
+		err := failure("Mount", said)
+		if gone, is := err.(gone); is != (name == "ShuttingDown") || gone.unasked != is {
+			t.Errorf("%s: %+v", name, err)
+		}
+		made, is := callerError(err).(*csi.Error)
 		if !is || made.Code != want.Code || made.Message != want.Message || made.Retryable != want.Retryable {
 			t.Errorf("%s: %+v", name, made)
 		}
