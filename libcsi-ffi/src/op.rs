@@ -10,7 +10,7 @@ use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 use std::{io, process, ptr};
 
-use csid_client::{CallOptions, Client, Session};
+use csid_client::{CallOptions, Client, Error, Session};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use serde::Serialize;
@@ -163,17 +163,23 @@ async fn drive<A, F>(
         // A call that was cancelled before it began does not begin.
         biased;
         () = op.cancel.notified() => withdrawn.store(true, Ordering::Relaxed),
-        answer = &mut asking => return op.end(answer.map_err(csi_error::from)),
+        answer = &mut asking => match answer {
+            // csid may get the call yet, and work on it when nobody waits any more.
+            Err(error @ Error::NoAnswer { .. }) => {
+                let _talking = talking.read().await;
+                op.end(Err(error.into()));
+                let _ = tokio::time::timeout(UNTIL, cancel(&session, op)).await;
+                return;
+            }
+            answer => return op.end(answer.map_err(csi_error::from)),
+        },
     }
     // Closing the client waits for this.
     let _talking = talking.read().await;
     op.end(Err(csi_error::cancelled()));
     let telling = async {
-        let id = op.id.to_string_lossy();
         loop {
-            if let Ok(client) = session.client().await {
-                let _ = client.cancel_operation(&id).await;
-            }
+            cancel(&session, op).await;
             tokio::time::sleep(AGAIN).await;
         }
     };
@@ -184,6 +190,20 @@ async fn drive<A, F>(
         }
     })
     .await;
+}
+
+/// Asks csid to end an operation, and returns when csid has answered.
+async fn cancel(session: &Session, op: &csi_op) {
+    let id = op.id.to_string_lossy();
+    loop {
+        if let Ok(client) = session.client().await {
+            match client.cancel_operation(&id).await {
+                Err(error) if error.lost() => session.forget(&client).await,
+                _ => return,
+            }
+        }
+        tokio::time::sleep(AGAIN).await;
+    }
 }
 
 /// Makes the answer of a call that returns nothing.
@@ -282,8 +302,8 @@ fn wait(fd: &OwnedFd, timeout: Option<Duration>) -> Result<()> {
 }
 
 /// Cancels an operation. It ends here with CSI_E_CANCELLED, and csid is asked to end it too. csid rolls back a
-/// mount, a claim or an attachment in progress, and goes on with anything else. Does nothing after the end of
-/// the operation.
+/// mount, a claim or an attachment in progress, and goes on with anything else. One that was complete at that
+/// moment stays. Does nothing after the end of the operation.
 ///
 /// @param op  The operation. NULL does nothing. In a forked child nothing happens.
 ///

@@ -103,6 +103,9 @@ void deadline(void)
     csi_client_options options = {.struct_size = sizeof options, .timeout_usec = SECONDS / 2};
     FAILS(CSI_E_DEADLINE, csi_client_open(&options, &other, &error));
     tell("go on");
+    /* csid reads the call from its socket now. To stage `v` takes less time than the call has from here on. */
+    usleep(SECONDS);
+    EVENTUALLY(listed(client, "operations") + listed(client, "mounts") == 0);
     csi_client_unref(client);
 }
 
