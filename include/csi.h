@@ -736,7 +736,8 @@ uint32_t csi_version(void);
  * - CSI_E_UNSUPPORTED: the end of the unit of bind cannot be watched.
  * - CSI_E_DENIED: also for another user's claim, or another node.
  *
- * Threads: any thread; never blocks. Cancelling the operation rolls the claim back.
+ * Threads: any thread; never blocks. Cancelling the operation rolls the claim back. One that
+ *   was complete at that moment stays: release it.
  */
 csi_code csi_claim(struct csi_client *client,
                    const struct csi_volume *volume,
@@ -1208,7 +1209,8 @@ csi_code csi_get_manager(struct csi_client *client,
  * - CSI_E_DENIED: also for an option that only root may use, or another user's mount or claim.
  * - CSI_E_CANCELLED: also if csi_unmount_volume ends it.
  *
- * Threads: any thread; never blocks. Cancelling the operation rolls the mount back.
+ * Threads: any thread; never blocks. Cancelling the operation rolls the mount back. One that
+ *   was complete at that moment stays: unmount it.
  */
 csi_code csi_mount_volume(struct csi_client *client,
                           const struct csi_volume *volume,
@@ -1426,8 +1428,8 @@ csi_code csi_op_wait(struct csi_op *op, int64_t timeout_usec, struct csi_error *
 
 /**
  * Cancels an operation. It ends here with CSI_E_CANCELLED, and csid is asked to end it too. csid rolls back a
- * mount, a claim or an attachment in progress, and goes on with anything else. Does nothing after the end of
- * the operation.
+ * mount, a claim or an attachment in progress, and goes on with anything else. One that was complete at that
+ * moment stays. Does nothing after the end of the operation.
  *
  * @param op  The operation. NULL does nothing. In a forked child nothing happens.
  *
@@ -1826,7 +1828,8 @@ csi_code csi_create_volume(struct csi_client *client,
  * - CSI_E_EXISTS: it is attached to the node with other options.
  * - CSI_E_UNSUPPORTED: the plugin attaches nothing.
  *
- * Threads: any thread; never blocks. Cancelling the operation rolls the attachment back.
+ * Threads: any thread; never blocks. Cancelling the operation rolls the attachment back. One that
+ *   was complete at that moment stays: detach it.
  */
 csi_code csi_attach_volume(struct csi_client *client,
                            const struct csi_volume *volume,

@@ -48,7 +48,8 @@ type Client interface {
 	// Mount mounts the volume for the consumer and returns the published path. A registered volume is claimed too. The same
 	// call again returns the same mount. The error is [ErrNotFound] if the volume or its plugin is unknown, [ErrAlreadyExists] if
 	// the consumer has the mount with other options, [ErrClaimConflict] if others' claims or mounts are in the way, and
-	// [ErrBusy] if the volume is being created or deleted or, in a cluster, the host drains. If ctx is cancelled, csid rolls the mount back.
+	// [ErrBusy] if the volume is being created or deleted or, in a cluster, the host drains. If ctx is cancelled,
+	// csid rolls the mount back; one that was complete stays, so unmount it.
 	Mount(ctx context.Context, volume Volume, consumer string, request MountRequest) (*MountInfo, error)
 	// Unmount unmounts the volume from the consumer and returns when the mount is gone, unless options.NoWait is set. Only the
 	// namespace and ID of the volume are used. The error is [ErrBusy] while processes or other mount namespaces use the mount,
@@ -62,7 +63,8 @@ type Client interface {
 	// Claim claims a registered volume for the consumer, and attaches it where its plugin attaches. The same call again
 	// returns the same claim. The error is [ErrNotFound] if the volume is not registered, [ErrAlreadyExists] if the consumer has
 	// claimed it with other options, [ErrClaimConflict] if others' claims are in the way, and [ErrBusy] if the volume is being
-	// created or deleted or, in a cluster, the host drains. If ctx is cancelled, csid rolls the claim back.
+	// created or deleted or, in a cluster, the host drains. If ctx is cancelled,
+	// csid rolls the claim back; one that was complete stays, so release it.
 	Claim(ctx context.Context, volume Volume, consumer string, options ClaimOptions) (*Claimed, error)
 	// Release unmounts what the consumer has mounted here, detaches the volume and drops the claim. The error is [ErrBusy] while
 	// processes use a mount, and [ErrSecretRequired] if the plugin needs secrets to detach. If ctx is cancelled, csid goes on.
@@ -93,7 +95,8 @@ type Client interface {
 	// AttachVolume attaches a volume to a node, for a scheduler that keeps its own claims, and returns the publish context that a
 	// mount on that node needs. nodeID is the plugin's name of the node, [Plugin.NodeID] there. The error is
 	// [ErrClaimConflict] if the volume is claimed, [ErrAlreadyExists] if it is attached with other options, and
-	// [ErrNotSupported] if the plugin attaches nothing. If ctx is cancelled, csid rolls the attachment back.
+	// [ErrNotSupported] if the plugin attaches nothing. If ctx is cancelled,
+	// csid rolls the attachment back; one that was complete stays, so detach it.
 	AttachVolume(ctx context.Context, volume Volume, nodeID string, usage UsageOptions) (map[string]string, error)
 	// DetachVolume detaches a volume from a node. The error is [ErrBusy] while the volume is staged on this host under that node
 	// ID, and [ErrClaimConflict] if the attachment belongs to a claim.

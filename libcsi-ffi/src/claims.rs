@@ -62,7 +62,8 @@ unsafe impl Extensible for csi_claim_options {}
 /// - CSI_E_UNSUPPORTED: the end of the unit of bind cannot be watched.
 /// - CSI_E_DENIED: also for another user's claim, or another node.
 ///
-/// Threads: any thread; never blocks. Cancelling the operation rolls the claim back.
+/// Threads: any thread; never blocks. Cancelling the operation rolls the claim back. One that
+///   was complete at that moment stays: release it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_claim(
     client: *mut csi_client,

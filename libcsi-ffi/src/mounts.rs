@@ -125,7 +125,8 @@ unsafe fn mount_request(
 /// - CSI_E_DENIED: also for an option that only root may use, or another user's mount or claim.
 /// - CSI_E_CANCELLED: also if csi_unmount_volume ends it.
 ///
-/// Threads: any thread; never blocks. Cancelling the operation rolls the mount back.
+/// Threads: any thread; never blocks. Cancelling the operation rolls the mount back. One that
+///   was complete at that moment stays: unmount it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_mount_volume(
     client: *mut csi_client,

@@ -52,7 +52,8 @@ unsafe impl Extensible for csi_usage {}
 /// - CSI_E_EXISTS: it is attached to the node with other options.
 /// - CSI_E_UNSUPPORTED: the plugin attaches nothing.
 ///
-/// Threads: any thread; never blocks. Cancelling the operation rolls the attachment back.
+/// Threads: any thread; never blocks. Cancelling the operation rolls the attachment back. One that
+///   was complete at that moment stays: detach it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn csi_attach_volume(
     client: *mut csi_client,
