@@ -5,7 +5,7 @@
 //!   failed <-> starting ----------------------> probing -----------------------------> ready
 //!     ^                                            ^ |                                  | heartbeat or
 //!     |   process ended, or started by csid        | v Probe fails                      v connection lost
-//!     |   and not ready in 30 s                    | |                                  |
+//!     |   and no answer in 30 s                    | |                                  |
 //!     +-------------------------------------- unhealthy <-------------------------------+
 //! ```
 //!
@@ -294,7 +294,8 @@ impl Task {
         }
     }
 
-    /// Make and keep contact; returns why a process was never ready whose time is `limited`.
+    /// Makes and keeps contact. Returns why a process whose time is `limited` was never ready. A process that answers Probe with "not
+    /// ready" has no limit.
     async fn contact(&mut self, limited: bool) -> String {
         let limit = Instant::now() + self.shared.pace.start;
         let mut reached = false;
@@ -319,6 +320,8 @@ impl Task {
                 Look::Ready => return Ok(()),
                 Look::Wait => {
                     self.set("probing", "Probe says that the plugin is not ready yet", None).await;
+                    // The plugin answers, and says that it works. Started again it would begin from the start.
+                    limit = None;
                     self.shared.pace.probe
                 }
                 Look::Failed(why) => {

@@ -125,6 +125,26 @@ async fn an_adopted_plugin_that_is_slow_is_not_stopped() {
 }
 
 #[tokio::test]
+async fn plugin_that_says_it_is_not_ready_is_waited_for() {
+    let pace = Pace { start: Duration::from_millis(300), ..PACE };
+    let host = Host::with(pace, Vec::new());
+    let systemd = Systemd::behind(&host.plugins.units()).await;
+    let mut fake = host.fake();
+    systemd.machine().runs = "/bin/sleep 1000";
+    fake.script().ready = Some(false);
+    host.plugins.register("p", managed(&fake.socket), 0).await.unwrap();
+    until(|| systemd.pid() != 0).await;
+    fake.start();
+    host.state(&["probing"]).await;
+    let (pid, starts) = (systemd.pid(), systemd.machine().starts);
+    tokio::time::sleep(pace.start * 3).await;
+    assert_eq!((systemd.pid(), systemd.machine().starts), (pid, starts), "it was started again");
+    fake.script().ready = Some(true);
+    host.ready().await;
+    assert_eq!((systemd.pid(), systemd.machine().starts), (pid, starts));
+}
+
+#[tokio::test]
 async fn hidden_mounts_name_the_unit_in_the_details() {
     let host = Host::new();
     let systemd = Systemd::behind(&host.plugins.units()).await;
