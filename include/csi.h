@@ -86,7 +86,7 @@
 
 /**
  * csi_unmount_volume: a missing mount is CSI_E_NOT_FOUND. The detail `tags` then lists the consumer's existing
- * mounts.
+ * mounts. If csid was restarted during the call, CSI_E_NOT_FOUND may mean that this call has unmounted it.
  */
 #define CSI_MUST_EXIST 16
 

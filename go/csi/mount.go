@@ -46,7 +46,7 @@ type UnmountOptions struct {
 	AllTags bool
 	// MustExist makes a missing mount ErrNotFound. Error.Tags then names the consumer's existing mounts. Error.Holders has
 	// "mount PATH" for each mount of the volume that is not csid's, which csid sees only while it has the volume staged or
-	// published.
+	// published. If csid was restarted during the call, ErrNotFound may mean that this call has unmounted it.
 	MustExist bool
 	// Force detaches a dead mount lazily.
 	Force bool

@@ -157,7 +157,7 @@ pub const CSI_FORCE: u64 = 1;
 pub const CSI_FORGET: u64 = 2;
 
 /// csi_unmount_volume: a missing mount is CSI_E_NOT_FOUND. The detail `tags` then lists the consumer's existing
-/// mounts.
+/// mounts. If csid was restarted during the call, CSI_E_NOT_FOUND may mean that this call has unmounted it.
 pub const CSI_MUST_EXIST: u64 = 16;
 /// csi_unmount_volume: every mount of the consumer. tag must be NULL.
 pub const CSI_ALL_TAGS: u64 = 32;
