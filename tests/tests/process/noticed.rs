@@ -241,6 +241,35 @@ fn orphans_are_reported_and_removed_if_empty() {
 }
 
 #[test]
+fn unmount_during_a_reconcile_stays_unmounted() {
+    world(async |w| {
+        let client = running(w).await;
+        for volume in ["a", "b"] {
+            let source = mounted(&client, "job", inline(volume)).await;
+            kernel_unmount(&source, UnmountFlags::empty()).unwrap();
+        }
+        w.plugin("p").rules([Rule::always("NodePublishVolume", Act::Hold).of("a")]);
+        let before = w.plugin("p").recorded();
+        let reconciling = tokio::spawn({
+            let client = client.clone();
+            async move { client.reconcile(ReconcileOptions::default()).await }
+        });
+        eventually("csid mounts a again", async || {
+            w.plugin("p").begun_since(before, "NodePublishVolume") == 1
+        })
+        .await;
+        unmount(&client, "b", "job").await.unwrap();
+        w.plugin("p").honest();
+        reconciling.await.unwrap().unwrap();
+        assert!(row(&client, "b", "job").await.is_none(), "an answered unmount is undone");
+        assert_eq!(w.plugin("p").begun_since(before, "NodePublishVolume"), 1, "of a alone");
+        assert!(row(&client, "a", "job").await.unwrap().healthy);
+        unmount(&client, "a", "job").await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
 fn reconcile_without_anything_to_do_does_nothing() {
     world(async |w| {
         let client = running(w).await;

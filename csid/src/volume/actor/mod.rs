@@ -241,7 +241,9 @@ impl VolumeActor {
                 }
                 // Cancel before the request joins an earlier one: it also ends requests that were queued in between.
                 self.cancel_queued(&work);
-                if let Some(same) = self.queue.iter_mut().find(|queued| queued.work.covers(&work)) {
+                let is_same =
+                    |queued: &&mut Operation| !queued.work.is_restore() && queued.work.covers(&work);
+                if let Some(same) = self.queue.iter_mut().find(is_same) {
                     same.work.wait_like(&work);
                     return same.join(&self.shared, waiter);
                 }
@@ -378,11 +380,14 @@ impl VolumeActor {
     }
 
     async fn perform(&mut self, mut current: Operation, rows: &mut JournaledVolume) {
+        if !current.work.renew(rows.volume()) {
+            return current.answer(&self.key, Ok(OperationResponse::Gone));
+        }
         let begun = current.begun.unwrap_or_else(Instant::now);
         let (retries, taken) = (self.retries, self.orders.taken());
         let patience = self.shared.config.borrow().deadlines.operation;
         let give_up = |current: &Operation| match current.work {
-            ref work if work.is_undone() || matches!(work, OperationRequest::Restore { .. }) => {
+            ref work if work.is_undone() || work.is_restore() => {
                 let ends = current.waiters.iter().map(|waiter| waiter.deadline.unwrap_or(begun + patience));
                 ends.max().unwrap_or(begun + patience)
             }
@@ -575,9 +580,11 @@ impl VolumeActor {
         }
     }
 
-    /// Returns why a queued operation refuses `asked`. `None`: none refuses it.
+    /// Returns why a queued operation refuses `asked`. `None`: none refuses it. A queued restore refuses nothing, because its row may be
+    /// gone when its turn comes.
     fn refusal(&self, asked: &OperationRequest) -> Option<Error> {
-        self.queue.iter().chain(&self.waiting).find_map(|queued| queued.refuses(asked, &self.shared))
+        let queued = self.queue.iter().chain(&self.waiting).filter(|queued| !queued.work.is_restore());
+        queued.into_iter().find_map(|queued| queued.refuses(asked, &self.shared))
     }
 
     /// Returns the place in the queue of an operation that is tried once and has its turn between two tries of `current`. `None`:

@@ -18,7 +18,7 @@ impl Executor<'_> {
         names: Vec<String>,
         ahead: &[Arc<Claim>],
     ) -> Result<OperationResponse> {
-        self.own = matches!(request, OperationRequest::Restore { .. } | OperationRequest::Heal { .. });
+        self.own = request.is_restore() || matches!(request, OperationRequest::Heal { .. });
         match request {
             OperationRequest::Mount { mut wanted, claim, adopted: Some(paths), .. } => {
                 Box::pin(self.adopt(&mut wanted, &paths, claim.as_deref(), ahead))

@@ -14,7 +14,7 @@ use crate::secret::Secrets;
 use crate::store::registry::{
     AttachCall, Bound, Capability, Claim, Record, Registration, Standing, VolumeName,
 };
-use crate::store::rows::MountKey;
+use crate::store::rows::{MountKey, Phase};
 use crate::volume::api::operation_kind::OperationKind;
 use crate::volume::api::requests::{Authority, Part, Uncovered, Unmounting};
 use crate::volume::api::views::Mounted;
@@ -22,7 +22,7 @@ use crate::volume::errors::claim::ClaimError;
 use crate::volume::errors::mount::MountError;
 use crate::volume::errors::volume::VolumeError;
 use crate::volume::model::subject::{ClaimKey, Subject};
-use crate::volume::model::volume::{DesiredMount, Paths};
+use crate::volume::model::volume::{DesiredMount, Paths, Volume};
 use crate::volume::operation::orders::Order;
 use crate::volume::operation::table::Ticket;
 use crate::volume::servers::RegistrationMark;
@@ -409,8 +409,7 @@ impl OperationRequest {
             }
             // A restore of a row that is lost: its turn comes with the attachment of now.
             OperationRequest::Mount { wanted: other, .. }
-                if matches!(self, OperationRequest::Restore { .. })
-                    && other.spec.other_option_but_attached(&wanted.spec).is_none() =>
+                if self.is_restore() && other.spec.other_option_but_attached(&wanted.spec).is_none() =>
             {
                 None
             }
@@ -423,6 +422,24 @@ impl OperationRequest {
                 Some(MountError::NotOwner { key: key.clone() }.into())
             }
             _ => None,
+        }
+    }
+
+    pub(in crate::volume) fn is_restore(&self) -> bool {
+        matches!(self, OperationRequest::Restore { .. })
+    }
+
+    /// Copies the volume's row into a request that csid has made of it. Returns false if there is nothing to do: an operation that ended
+    /// meanwhile has unmounted the row, or left other work in it.
+    pub(in crate::volume) fn renew(&mut self, volume: &Volume) -> bool {
+        match self {
+            OperationRequest::Restore { wanted } => {
+                let row = volume.mount(&wanted.key);
+                let row = row.filter(|row| matches!(row.phase, Phase::Mounted | Phase::Waiting));
+                row.map(|row| *wanted = DesiredMount::of(row)).is_some()
+            }
+            OperationRequest::Settle { key } => volume.mount(key).is_some(),
+            _ => true,
         }
     }
 
