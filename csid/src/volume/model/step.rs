@@ -140,7 +140,9 @@ fn begin(volume: &mut Volume, wanted: &DesiredMount, paths: Paths, abilities: Ab
         volume.row.namespace.clone_from(&wanted.key.namespace);
         volume.row.volume.clone_from(&wanted.key.volume);
     }
-    if abilities.stages && volume.row.staging.is_none() {
+    // A volume that was published before its plugin could stage is staged when its last publish is gone (rule 21).
+    let can_be_staged = volume.row.staging.is_none() && !volume.published_elsewhere(&wanted.key);
+    if abilities.stages && can_be_staged {
         volume.row.staging = paths.staging;
     }
     let is_down = volume.mount(&wanted.key).is_some_and(|mount| volume.is_down(mount));

@@ -484,6 +484,41 @@ fn one_intent_covers_a_mount_or_an_unmount() {
 }
 
 #[test]
+fn published_volume_is_not_staged_by_a_new_ability() {
+    let mount = |volume: &Volume, consumer, stages| {
+        let abilities = Abilities { stages, ..ABLE };
+        let event = MountEvent::Mount { wanted: wanted(consumer), paths: paths(consumer), abilities };
+        step(volume, event).unwrap()
+    };
+    let run = |next: Next| match next {
+        Next::Run(effect) => effect,
+        other => panic!("{other:?}"),
+    };
+    let ended = |volume: &Volume, effect, outcome| {
+        step(volume, MountEvent::Ended { effect, outcome, error: None }).unwrap()
+    };
+    let done = Outcome::Done { device: None };
+    let (volume, next) = mount(&volume(), 1, false);
+    let (volume, next) = ended(&volume, run(next), done);
+    assert!(matches!(next, Next::Mounted), "{next:?}");
+    let (second, next) = mount(&volume, 3, true);
+    let publish = run(next);
+    assert_eq!((publish.action, second.row.staging.as_deref()), (Action::Publish, None));
+    // Its failure is undone without a step for the other one.
+    let (second, _) = ended(&second, publish, Outcome::Failed);
+    let (second, next) = step(&second, MountEvent::Undo { key: key(3) }).unwrap();
+    let unpublish = run(next);
+    assert_eq!((unpublish.action, &unpublish.key), (Action::Unpublish, &key(3)));
+    let (second, next) = ended(&second, unpublish, Outcome::Done { device: None });
+    assert!(matches!(next, Next::Gone), "{next:?}");
+    assert!(second == volume, "the first mount is as it was");
+    // The first of a volume that has no publish stages it.
+    let (volume, next) = step(&volume, MountEvent::Unmount { key: key(1) }).unwrap();
+    let (volume, _) = ended(&volume, run(next), Outcome::Done { device: None });
+    assert_eq!(run(mount(&volume, 3, true).1).action, Action::Stage);
+}
+
+#[test]
 fn lost_publish_is_repeated_before_the_bind() {
     let mut run = run(true);
     run.act(Act::Mount(0));
