@@ -158,22 +158,19 @@ impl Plugins {
                 upgrades.push((id, upgrade));
                 continue;
             }
-            // A process that stays keeps its name.
-            let (how, name) = match is_same_process {
-                true => (How::Leave, runs.instance()),
-                false => (How::Unit, spec.instance()),
-            };
+            let how = if is_same_process { How::Leave } else { How::Unit };
             // No command makes it again, so it stays.
             let namespace = if spec.network_prestart.is_empty() { &spec.network } else { &Network::Host };
             self.0.shared.namespaces.add(namespace);
+            let mut written = Ok(());
             if self.retire(&id, runs, how, &mut applied).await {
-                if name != runs.instance() {
-                    changes.push(Change::DeletePlugin(id.clone(), runs.instance().to_owned()));
-                }
-                self.add_filed(&id, name, &spec, Kept::default());
+                let name = self.next_name(&id, runs, &spec, is_same_process).await;
+                written = self.write_name(&id, runs, &spec, &name).await;
+                self.add_filed(&id, &name, &spec, Kept::default());
                 applied.changed.push(id);
             }
             self.0.shared.namespaces.remove(namespace);
+            written?;
         }
         if !changes.is_empty() {
             self.commit(changes).await?;
@@ -265,6 +262,29 @@ impl Plugins {
         self.commit(rows).await?;
         self.add_filed(id, new.instance(), spec, tried);
         Ok(Some(self.under_way(id, runs.instance().to_owned(), new)))
+    }
+
+    /// Returns the name by which a plugin runs next whose earlier instance was retired. A process that stays keeps its name.
+    async fn next_name(&self, id: &str, runs: &PluginSpec, spec: &PluginSpec, stays: bool) -> String {
+        match (stays, spec.supervision) {
+            (true, _) => runs.instance().to_owned(),
+            (false, Supervision::Managed) => self.without_leftovers(id, spec.instance().to_owned()).await,
+            (false, Supervision::Unit | Supervision::External) => spec.instance().to_owned(),
+        }
+    }
+
+    /// Writes the name by which a file's plugin runs next, before its start: a csid that is killed finds the unit by it.
+    async fn write_name(&self, id: &str, runs: &PluginSpec, spec: &PluginSpec, name: &str) -> Result<()> {
+        if name == runs.instance() {
+            return Ok(());
+        }
+        let mut changes = vec![Change::DeletePlugin(id.to_owned(), runs.instance().to_owned())];
+        if name != spec.instance() {
+            let named = PluginSpec { instance: Some(name.to_owned()), ..spec.clone() };
+            let kept = Kept { filed: Some(spec.instance().to_owned()), ..Kept::new(&named) };
+            changes.push(Change::PutPlugin(kept.row(id, 0, 0)?));
+        }
+        self.commit(changes).await
     }
 
     /// The name, or the next one whose unit is not loaded: in one that is, helpers may live that are mounts.

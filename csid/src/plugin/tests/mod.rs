@@ -11,6 +11,7 @@ mod instances;
 mod node_ids;
 mod registrar;
 mod registry;
+mod reload;
 mod stats;
 mod systemd;
 mod upgrade;

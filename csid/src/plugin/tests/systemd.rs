@@ -1,7 +1,7 @@
 //! What csid asks of systemd, answered over D-Bus by the test, of real processes: as fast as they end.
 #![expect(clippy::disallowed_types, reason = "the test's own systemd")]
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -18,12 +18,23 @@ use crate::host::units::Units;
 /// locks of all that they have open until its exec.
 const SHELL: &str = "while read -r line; do sh -c \"exec $line\" </dev/null >/dev/null 2>&1 & echo $!; wait $!; echo $?; done";
 
+/// A command as `ExecStart` has it.
+type Exec = (String, Vec<String>, bool, u64, u64, u64, u64, u32, i32, i32);
+/// A property as StartTransientUnit has it.
+type Property = (String, OwnedVariant);
+
 pub struct Machine {
     /// What the next start runs, as a shell has it.
     pub runs: &'static str,
     pub starts: usize,
     /// Starts while a process of the unit was there.
     pub doubles: usize,
+    /// The unit of the last start.
+    pub unit: String,
+    /// Whether helper processes stay in a unit that is stopped, so that it stays loaded.
+    pub helps: bool,
+    /// The ended units in which helper processes are.
+    pub left: BTreeSet<String>,
     shell: Child,
     orders: ChildStdin,
     output: Lines<BufReader<ChildStdout>>,
@@ -91,6 +102,9 @@ impl Machine {
             runs: "",
             starts,
             doubles,
+            unit: String::new(),
+            helps: false,
+            left: BTreeSet::new(),
             shell,
             orders,
             output,
@@ -144,6 +158,21 @@ impl Machine {
         self.is_loaded = false;
     }
 
+    /// Returns a property of a unit in which helper processes are left.
+    fn property_left(name: &str) -> Variant<'static> {
+        match name {
+            "ActiveState" => "inactive".into(),
+            "MainPID" => 0_u32.into(),
+            "Result" => "success".into(),
+            "ExecMainCode" | "ExecMainStatus" => 0_i32.into(),
+            "Description" => "as it was before".into(),
+            "ExecStart" => Vec::<Exec>::new().into(),
+            "Environment" => Vec::<String>::new().into(),
+            "LoadCredential" => Vec::<(String, String)>::new().into(),
+            other => panic!("{other} is asked for"),
+        }
+    }
+
     fn property(&mut self, name: &str) -> Variant<'static> {
         let pid = self.look();
         match name {
@@ -160,25 +189,46 @@ impl Machine {
     fn answer(&mut self, call: &Message) -> Message {
         let header = call.header();
         let path = OwnedObjectPath::try_from("/org/freedesktop/systemd1/it").unwrap();
+        let left = OwnedObjectPath::try_from("/org/freedesktop/systemd1/left").unwrap();
         let answer = Message::method_return(&header);
         let gone = || {
             let error = Message::error(&header, "org.freedesktop.systemd1.NoSuchUnit");
             error.build(&"no such unit").unwrap()
         };
+        let exists = || {
+            let error = Message::error(&header, "org.freedesktop.systemd1.UnitExists");
+            error.build(&"the unit exists").unwrap()
+        };
         match header.member().unwrap().as_str() {
             "GetUnit" => {
+                let (unit,): (String,) = call.body().deserialize().unwrap();
                 self.look();
-                if self.is_loaded { answer.build(&path).unwrap() } else { gone() }
+                match self.is_loaded && self.unit == unit {
+                    true => answer.build(&path).unwrap(),
+                    false if self.left.contains(&unit) => answer.build(&left).unwrap(),
+                    false => gone(),
+                }
             }
             "StartTransientUnit" => {
+                type Auxiliary = Vec<(String, Vec<Property>)>;
+                let (unit, _, _, _): (String, String, Vec<Property>, Auxiliary) =
+                    call.body().deserialize().unwrap();
+                if self.left.contains(&unit) {
+                    return exists();
+                }
+                self.unit = unit;
                 self.start();
                 answer.build(&path).unwrap()
             }
             "StopUnit" => {
                 self.stop();
+                if self.helps {
+                    self.left.insert(self.unit.clone());
+                }
                 answer.build(&path).unwrap()
             }
             "StartUnit" => {
+                (self.unit, _) = call.body().deserialize::<(String, String)>().unwrap();
                 self.start();
                 answer.build(&path).unwrap()
             }
@@ -201,7 +251,11 @@ impl Machine {
             }
             "Get" => {
                 let (_, name): (String, String) = call.body().deserialize().unwrap();
-                let value = OwnedVariant::try_from(self.property(&name)).unwrap();
+                let value = match header.path().is_some_and(|asked| *asked == *left) {
+                    true => Machine::property_left(&name),
+                    false => self.property(&name),
+                };
+                let value = OwnedVariant::try_from(value).unwrap();
                 answer.build(&value).unwrap()
             }
             "GetAll" => answer.build(&HashMap::from([("PrivateTmp", Variant::from(self.hides))])).unwrap(),
