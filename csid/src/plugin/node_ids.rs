@@ -1,5 +1,6 @@
 //! The node id by which each plugin knows this node. csid accepts the first one. A later, different one may be right, or may come from a
 //! cloned disk, a wrong flag, or a cloud's answer for another host. csid attaches nothing under it until an administrator accepts it.
+//! The accepted id goes when the plugin is unregistered or its file is removed. It stays when only a registration socket goes.
 //! An attachment is detached by the id in its own row (CSI rules 23, 27).
 
 use std::collections::BTreeMap;

@@ -24,10 +24,22 @@ impl Plugins {
         let leaving = self.leaving(id, instance, uid)?;
         if !leaving.is_empty() {
             self.refuse_upgrading(id)?;
+        } else if instance.is_none() && uid == 0 {
+            self.forget_node_id(id).await?;
         }
         for instance in leaving {
             self.leave(id, &instance).await?;
         }
+        Ok(())
+    }
+
+    /// Forgets the accepted node ID of a plugin that has left with its registration socket.
+    async fn forget_node_id(&self, id: &str) -> Result<()> {
+        if self.entries().contains_key(id) || self.0.shared.node_ids.agreed(id).is_none() {
+            return Ok(());
+        }
+        self.commit(vec![Change::DeleteNodeId(id.to_owned())]).await?;
+        self.0.shared.node_ids.forget(id);
         Ok(())
     }
 
@@ -76,13 +88,16 @@ impl Plugins {
         self.remove(id, instance);
         let last = !self.entries().contains_key(id);
         let event = Change::Event(events::left(id, instance, last));
-        let gone = match last {
-            // Another driver may have the id next. No row is left either of an instance that is not here.
-            true => vec![Change::DeletePlugins(id.to_owned()), event, Change::DeleteNodeId(id.to_owned())],
-            false => vec![Change::DeletePlugin(id.to_owned(), instance.to_owned()), event],
+        let rows = match last {
+            // No row is left either of an instance that is not here.
+            true => Change::DeletePlugins(id.to_owned()),
+            false => Change::DeletePlugin(id.to_owned(), instance.to_owned()),
         };
-        match self.commit(gone).await {
-            Ok(()) if last => self.0.shared.node_ids.forget(id),
+        // Another driver may have the id next. A registrar removes its socket at each start, and the driver is the same one.
+        let forgets = last && origin != SpecOrigin::Socket;
+        let node_id = forgets.then(|| Change::DeleteNodeId(id.to_owned()));
+        match self.commit([rows, event].into_iter().chain(node_id).collect()).await {
+            Ok(()) if forgets => self.0.shared.node_ids.forget(id),
             Ok(()) => {}
             Err(error) => {
                 // The entries that the journal still has are restored, so that the call can be repeated.

@@ -170,6 +170,52 @@ async fn self_registered_plugin_survives_restart_of_csid() {
     until(|| plugins.view("p").is_none()).await;
 }
 
+/// A registrar removes its socket at each start of its driver.
+#[tokio::test]
+async fn node_id_survives_its_registration_socket() {
+    let w = Watched::new();
+    let mut fake = w.host.fake();
+    fake.start();
+    let registrar = Registrar::of(&fake);
+    let socket = w.socket("p-reg.sock");
+    let listening = registrar.listen(&socket);
+    w.host.ready().await;
+    let left = async |times: usize| {
+        until(|| w.instances() == 0).await;
+        let written = async {
+            while w.host.events("plugin-deregistered").await.len() != times {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        tokio::time::timeout(LONG, written).await.expect("the journal has its end");
+    };
+    let kept = async || w.host.store.rows().await.unwrap().node_ids.remove("p");
+    listening.abort();
+    std::fs::remove_file(&socket).unwrap();
+    left(1).await;
+    assert_eq!(kept().await.as_deref(), Some("node-1"), "it is there after a reboot, too");
+
+    fake.script().node_id = "node-2".into();
+    let listening = registrar.listen(&socket);
+    w.host.ready().await;
+    let refused = w.host.plugins.refuse_other_node_id("p").unwrap_err();
+    assert!(refused.message.contains("`node-1`"), "{refused}");
+    assert_eq!(w.host.plugins.node_id("p"), "", "nothing is attached under it");
+    listening.abort();
+    std::fs::remove_file(&socket).unwrap();
+    left(2).await;
+
+    // Root forgets it with the plugin that has left.
+    w.host.plugins.unregister("p", None, OTHER).await.unwrap();
+    w.host.plugins.unregister("p", Some("default"), 0).await.unwrap();
+    assert_eq!(kept().await.as_deref(), Some("node-1"));
+    w.host.plugins.unregister("p", None, 0).await.unwrap();
+    assert_eq!(kept().await, None);
+    let _listening = registrar.listen(&socket);
+    w.host.ready().await;
+    assert_eq!(w.host.plugins.node_id("p"), "node-2");
+}
+
 /// It went before it could be asked again.
 #[tokio::test]
 async fn socket_gone_unanswered_removes_remembered_plugin() {
