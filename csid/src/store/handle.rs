@@ -23,7 +23,7 @@ use crate::store::registry::{
     ClaimFilter, Conflict, Listed, ListedClaim, RecordFilter, Registry, RegistryError, Swap,
 };
 use crate::store::request::{Ask, Commit, StoreReply, StoreRequest, Work};
-use crate::store::rows::{Event, MountRow, NewEvent, Phase};
+use crate::store::rows::{Event, MountRow, NewEvent, Phase, PluginRow};
 use crate::store::shared::{Health, Published};
 use crate::store::thread;
 
@@ -132,6 +132,11 @@ impl Store {
     /// Returns all rows.
     pub async fn rows(&self) -> Result<Loaded, StoreError> {
         self.request(|answer| StoreRequest::Ask(Ask::Rows(answer))).await
+    }
+
+    /// Returns the rows of all plugins.
+    pub async fn plugins(&self) -> Result<Vec<PluginRow>, StoreError> {
+        self.request(|answer| StoreRequest::Ask(Ask::Plugins(answer))).await
     }
 
     /// Adds these rows to what is read of a damaged journal. They are written nowhere.

@@ -11,7 +11,7 @@ use crate::store::held::HeldVolumes;
 use crate::store::loaded::{Loaded, MountFilter};
 use crate::store::record::{Record, VolumeName};
 use crate::store::registry::{ClaimFilter, Conflict, ListedClaim, RecordFilter, Swap};
-use crate::store::rows::{Event, MountRow, NewEvent, Phase};
+use crate::store::rows::{Event, MountRow, NewEvent, Phase, PluginRow};
 
 pub(super) type StoreReply<T> = oneshot::Sender<Result<T, StoreError>>;
 
@@ -47,6 +47,7 @@ pub(super) enum Ask {
     /// Plugin, node, and how many names are wanted.
     Held(String, String, usize, StoreReply<HeldVolumes>),
     Rows(StoreReply<Loaded>),
+    Plugins(StoreReply<Vec<PluginRow>>),
     Show(Vec<Change>, StoreReply<()>),
     Replace(Vec<Change>, StoreReply<PathBuf>),
     Ping(StoreReply<()>),

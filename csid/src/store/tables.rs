@@ -92,12 +92,14 @@ impl From<&String> for MetaValue {
     }
 }
 
+/// Returns the rows of all plugins.
+pub(super) fn plugins(db: &Connection) -> rusqlite::Result<Vec<PluginRow>> {
+    let sql = format!("SELECT {} FROM plugins ORDER BY id, instance", checked(PLUGIN));
+    db.prepare(&sql)?.query_map([], plugin)?.collect()
+}
+
 pub(super) fn load(db: &Connection) -> rusqlite::Result<Loaded> {
     let boot = meta(db, "boot").optional()?;
-    let plugins = db
-        .prepare(&format!("SELECT {} FROM plugins ORDER BY id, instance", checked(PLUGIN)))?
-        .query_map([], plugin)?
-        .collect::<rusqlite::Result<_>>()?;
     let volumes = db
         .prepare(&format!("SELECT {} FROM volumes ORDER BY 1, 2", checked(VOLUME)))?
         .query_map([], volume)?
@@ -106,7 +108,7 @@ pub(super) fn load(db: &Connection) -> rusqlite::Result<Loaded> {
     let mut statement: Statement<'_> =
         db.prepare(&format!("SELECT {columns} FROM mounts ORDER BY namespace, volume, consumer, tag"))?;
     let mounts = statement.query_map([], mount)?.collect::<rusqlite::Result<_>>()?;
-    Ok(Loaded { boot, plugins, node_ids: node_ids(db)?, fence: fence(db)?, volumes, mounts })
+    Ok(Loaded { boot, plugins: plugins(db)?, node_ids: node_ids(db)?, fence: fence(db)?, volumes, mounts })
 }
 
 /// The columns to read, and after them whether the row is what was written.

@@ -17,6 +17,7 @@ use crate::store::registry::Conflict;
 use crate::store::request::{Ask, Commit, StoreReply, StoreRequest, Work};
 use crate::store::rows::Event;
 use crate::store::shared::{Health, Published};
+use crate::store::tables;
 
 /// Commits in one transaction at most; a bound on how long the first of them waits.
 const GROUP: usize = 512;
@@ -80,6 +81,9 @@ pub(super) fn run(
                     read(&mut journal, shared, answer, of);
                 }
                 Ask::Rows(answer) => read(&mut journal, shared, answer, Journal::rows),
+                Ask::Plugins(answer) => {
+                    read(&mut journal, shared, answer, |from| from.ask("read the plugins", tables::plugins));
+                }
                 Ask::Show(changes, answer) => drop(answer.send(journal.show(changes))),
                 Ask::Replace(changes, answer) => {
                     held = None;

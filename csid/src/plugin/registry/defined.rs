@@ -59,22 +59,25 @@ struct Defined {
 }
 
 impl Plugins {
-    /// Adds the plugin that a file defines, at csid's start. An instance that a reload has renamed keeps that name.
-    pub(super) fn define(&self, id: &str, spec: PluginSpec, rows: &[PluginRow]) {
+    /// Adds the plugin that a file defines and that has no instance of a file, and returns the name that it runs by. An instance that a
+    /// reload has renamed keeps its name, which is in the journal's `rows`.
+    pub(super) fn define(&self, id: &str, spec: &PluginSpec, rows: &[PluginRow]) -> String {
         let of_file = rows.iter().filter(|row| row.id == id).filter_map(|row| Kept::read(row).ok());
         let (tried, runs): (Vec<Kept>, Vec<Kept>) =
             of_file.filter(|kept| kept.filed.is_some()).partition(|kept| kept.replaces.is_some());
-        match (runs.into_iter().next(), tried.into_iter().next()) {
-            (None, _) => self.add_filed(id, spec.instance(), &spec, Kept::default()),
-            (Some(runs), None) => self.add_filed(id, runs.spec.instance(), &spec, Kept::default()),
+        let (tried, runs) = (tried.into_iter().next(), runs.into_iter().next());
+        let name = runs.as_ref().map_or(spec, |runs| &runs.spec).instance().to_owned();
+        match (runs, tried) {
             // csid ended meanwhile.
             (Some(runs), Some(tried)) => {
                 let before = SpecOrigin::File(runs.filed.unwrap_or_default());
                 self.add(id, runs.spec, 0, before, 0);
                 let name = tried.spec.instance().to_owned();
-                self.add_filed(id, &name, &spec, tried);
+                self.add_filed(id, &name, spec, tried);
             }
+            _ => self.add_filed(id, &name, spec, Kept::default()),
         }
+        name
     }
 
     /// An instance as its file defines it, by the name that it runs by; the rest is as in `kept`.
@@ -99,6 +102,7 @@ impl Plugins {
         let _changing = self.0.changing.lock().await;
         self.open()?;
         self.0.shared.store.writable()?;
+        let rows = self.0.shared.store.plugins().await?;
         let mut applied = AppliedFiles::default();
         let (mut changes, mut upgrades) = (Vec::new(), Vec::new());
         let defined = self.defined();
@@ -135,8 +139,10 @@ impl Plugins {
             }
             let Some(Defined { filed, runs }) = before else {
                 let first = !self.entries().contains_key(&id);
-                changes.push(Change::Event(events::came(&id, spec.instance(), 0, first)));
-                self.add_filed(&id, spec.instance(), &spec, Kept::default());
+                // csid may have started while the file was wrong.
+                let name = self.define(&id, &spec, &rows);
+                self.resume();
+                changes.push(Change::Event(events::came(&id, &name, 0, first)));
                 applied.added.push(id);
                 continue;
             };

@@ -154,7 +154,9 @@ impl Plugins {
             upgrades: Mutex::default(),
             changing: tokio::sync::Mutex::default(),
         }));
-        files.into_iter().for_each(|(id, spec)| plugins.define(&id, spec, &rows));
+        for (id, spec) in files {
+            plugins.define(&id, &spec, &rows);
+        }
         // Whose plugin it is, is its oldest instance's to say; one that is tried comes after the one that it replaces.
         let is_tried = |row: &PluginRow| Kept::read(row).is_ok_and(|kept| kept.replaces.is_some());
         rows.sort_by_cached_key(|row| (row.number, is_tried(row)));

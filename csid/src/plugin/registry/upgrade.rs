@@ -203,7 +203,7 @@ impl Plugins {
         }
     }
 
-    /// Go on with what an earlier csid left.
+    /// Goes on with the upgrades that an earlier csid left.
     pub(super) fn resume(&self) {
         let tried: Vec<(String, String, PluginSpec)> = {
             let plugins = self.entries();
@@ -214,6 +214,9 @@ impl Plugins {
             all.filter_map(tried).collect()
         };
         for (id, old, spec) in tried {
+            if self.refuse_upgrading(&id).is_err() {
+                continue;
+            }
             tracing::info!(plugin = %id, "plugin {id}: instance {} is still to take the place of {old}", spec.instance());
             drop(self.under_way(&id, old, spec));
         }

@@ -5,6 +5,7 @@ use super::*;
 use crate::plugin::AppliedFiles;
 use crate::plugin::profile::Profile;
 use crate::plugin::spec::unit_name;
+use crate::store::{Change, Durability};
 
 /// A start may take long on a busy machine.
 const UNHURRIED: Pace = Pace { start: LONG, ..PACE };
@@ -93,4 +94,50 @@ async fn reload_with_helpers_left_starts_another_unit() {
     serve(&host, &systemd, &mut fake, 4).await;
     assert_eq!((instances(&host.plugins), kept(&host.store).await), (vec!["default".into()], vec![]));
     assert_eq!(systemd.machine().unit, unit_name("p", "default"));
+}
+
+/// csid starts while the file is wrong, and the file is mended.
+#[tokio::test]
+async fn mended_file_keeps_its_running_name() {
+    let row = |instance: &str, more: &str| PluginRow {
+        id: "p".into(),
+        instance: instance.into(),
+        number: 0,
+        uid: 0,
+        spec: format!(
+            r#"{{"supervision":"managed","argv":["/bin/sh"],"instance":"{instance}","filed":"default"{more}}}"#
+        ),
+    };
+    let tried = || row("i2", r#","replaces":"i1""#);
+    let expected: [(_, &[&str]); 3] = [
+        (vec![], &["default"]),
+        (vec![row("i1", "")], &["i1"]),
+        // The upgrade goes on.
+        (vec![row("i1", ""), tried()], &["i1", "i2"]),
+    ];
+    for (rows, names) in expected {
+        let before = Host::new();
+        let rows = rows.into_iter().map(Change::PutPlugin).collect();
+        before.store.commit(rows, Durability::Disk).await.unwrap();
+        before.plugins.shutdown().await;
+        before.store.close().await.unwrap();
+
+        let host = Host::within(before.directory, UNHURRIED, Vec::new());
+        let systemd = Systemd::behind(&host.plugins.units()).await;
+        systemd.machine().runs = "/bin/sleep 1000";
+        assert!(host.plugins.view("p").is_none(), "no file defines it");
+        let spec = PluginSpec { argv: vec!["/bin/sh".into()], ..PluginSpec::new(Supervision::Managed) };
+        assert_eq!(reload(&host.plugins, &spec).await.added, ["p"]);
+        assert_eq!(instances(&host.plugins), names);
+        let unit = host.plugins.view("p").unwrap().unit;
+        assert_eq!(unit, unit_name("p", names[0]));
+        let came = host.events("plugin-registered").await.pop().unwrap().1;
+        assert_eq!(came["instance"], names[0]);
+        if names.len() > 1 {
+            let renewed = PluginSpec { environment: [("A".into(), "b".into())].into(), ..spec };
+            let failed = reload(&host.plugins, &renewed).await.failed;
+            assert!(failed.len() == 1 && failed[0].contains("upgrade"), "{failed:?}");
+        }
+        host.plugins.shutdown().await;
+    }
 }
