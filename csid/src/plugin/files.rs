@@ -1,24 +1,33 @@
 //! `plugins.d`: one file per plugin, its name the id. A reload takes the whole directory, or nothing of it; at csid's start one
-//! wrong file must not keep the other plugins' volumes away.
+//! wrong file must not keep the other plugins' volumes away. A program may be on a mount that comes after csid's start, so the
+//! supervisor looks at it before each start of its plugin.
 
 use std::path::Path;
 
 use crate::config::{FileError, read_each};
+use crate::plugin::errors::spec::SpecError;
 use crate::plugin::spec::PluginSpec;
 
 /// A file's plugin: its id and its spec.
 pub type PluginFile = Result<(String, PluginSpec), FileError>;
 
-/// Read and check every file of a directory, by id.
+/// Reads and checks every file of a directory, by id, and the programs that the files name.
 pub fn load(directory: &Path) -> Result<Vec<(String, PluginSpec)>, FileError> {
-    load_each(directory)?.into_iter().collect()
+    read(directory, PluginSpec::check_start)?.into_iter().collect()
 }
 
-/// As [`load`], each file for itself.
+/// Reads and checks each file for itself, but no program.
 pub fn load_each(directory: &Path) -> Result<Vec<PluginFile>, FileError> {
+    read(directory, |_| Ok(()))
+}
+
+fn read(
+    directory: &Path,
+    check: impl Fn(&PluginSpec) -> Result<(), SpecError>,
+) -> Result<Vec<PluginFile>, FileError> {
     read_each(directory, |_, id, text| {
         let spec: PluginSpec = toml::from_str(text).map_err(|error| error.to_string())?;
-        spec.validate(id).and_then(|()| spec.check_start()).map_err(|error| error.to_string())?;
+        spec.validate(id).and_then(|()| check(&spec)).map_err(|error| error.to_string())?;
         Ok((id.to_owned(), spec))
     })
 }
@@ -62,7 +71,6 @@ mod tests {
             ("x.toml", "socket = \"/run/a.sock\"\n".into(), vec!["supervision"]),
             ("x.toml", "supervision = \"external\"\n".into(), vec!["needs socket"]),
             ("x y.toml", EXTERNAL.into(), vec!["plugin id"]),
-            ("x.toml", MANAGED.replace("/bin/sh", "/bin/no-such-program"), vec!["argv[0]"]),
         ];
         for (name, text, expected) in table {
             let directory = directory(&[("good.toml", EXTERNAL), (name, &text)]);
@@ -78,5 +86,15 @@ mod tests {
                 assert!(error.contains(word), "{word}: {error}");
             }
         }
+    }
+
+    #[test]
+    fn missing_program_is_an_error_of_a_reload_alone() {
+        let text = MANAGED.replace("/bin/sh", "/bin/no-such-program");
+        let directory = directory(&[("good.toml", EXTERNAL), ("x.toml", &text)]);
+        let error = load(directory.path()).unwrap_err().to_string();
+        assert!(error.contains("x.toml") && error.contains("argv[0]"), "{error}");
+        let each = load_each(directory.path()).unwrap();
+        assert_eq!(each.iter().filter(|file| file.is_ok()).count(), 2, "csid's start takes it");
     }
 }

@@ -1,10 +1,13 @@
 //! A reload of plugins.d over what runs, and what csid's next start finds of it.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+
 use super::systemd::Systemd;
 use super::*;
-use crate::plugin::AppliedFiles;
 use crate::plugin::profile::Profile;
 use crate::plugin::spec::unit_name;
+use crate::plugin::{AppliedFiles, files};
 use crate::store::{Change, Durability};
 
 /// A start may take long on a busy machine.
@@ -140,4 +143,28 @@ async fn mended_file_keeps_its_running_name() {
         }
         host.plugins.shutdown().await;
     }
+}
+
+/// csid starts before the mounts of remote-fs.target.
+#[tokio::test]
+async fn late_program_starts_its_plugin() {
+    let late = tempfile::tempdir_in("/run").unwrap();
+    let program = late.path().join("driver");
+    let directory = tempfile::tempdir().unwrap();
+    let text = format!("supervision = \"managed\"\nargv = [{program:?}]\n");
+    std::fs::write(directory.path().join("p.toml"), text).unwrap();
+    let files = files::load_each(directory.path()).unwrap().into_iter().collect::<Result<_, _>>().unwrap();
+
+    let host = Host::within(directory, UNHURRIED, files);
+    let systemd = Systemd::behind(&host.plugins.units()).await;
+    systemd.machine().runs = "/bin/sleep 1000";
+    until(|| {
+        let view = host.plugins.view("p").unwrap();
+        view.state == "failed" && view.health_message.contains(&*program.to_string_lossy())
+    })
+    .await;
+    assert_eq!(systemd.machine().starts, 0);
+    std::fs::write(&program, "").unwrap();
+    std::fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+    until(|| systemd.machine().starts == 1).await;
 }
