@@ -185,12 +185,14 @@ impl Volumes {
                 report.orphans.push(text);
                 continue;
             }
-            // A mount may have begun to use the path since it was found.
+            // A mount may have begun to use the path since it was found. Its row is there before the mount is, so what is mounted before
+            // the rows are read is no row's.
+            let is_mounted = self.shared.host.look_unmounted(&root, &path).is_none();
             if self.known().await?.contains(plain(&path).as_os_str()) {
                 continue;
             }
             let name = path.file_name().and_then(|name| name.to_str());
-            let ours = name.is_some_and(|name| paths::is_ours(name) || name == paths::VOLUME);
+            let ours = is_mounted && name.is_some_and(|name| paths::is_ours(name) || name == paths::VOLUME);
             let plugin = plugin_of(&root).to_string_lossy();
             match self.shared.host.remove_orphan(&plugin, &root, &path, ours).await {
                 Ok(true) => report.orphans.push(text),

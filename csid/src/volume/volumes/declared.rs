@@ -33,17 +33,23 @@ impl Volumes {
 
     /// Returns the registered volumes, and those that files declare and that are not registered yet.
     pub async fn volumes_and_declared(&self, filter: RecordFilter) -> Result<Vec<VolumeView>> {
+        // One that is registered meanwhile is in the registry's answer.
+        let waiting: Vec<Declared> = {
+            let declarations = self.shared.records.declarations.lock();
+            let waiting = declarations.values().filter(|entry| entry.waits.is_some());
+            waiting.map(|entry| entry.declared.clone()).collect()
+        };
         let mut views = self.volumes(filter.clone()).await?;
         let registered: BTreeSet<VolumeName> = views.iter().map(|view| view.record.name.clone()).collect();
         let is = |wanted: &Option<String>, has: &str| wanted.as_ref().is_none_or(|wanted| wanted == has);
-        for Declaration { declared, waits } in self.shared.records.declarations.lock().values() {
+        for declared in &waiting {
             let Declared { name, volume, .. } = declared;
             let is_wanted = filter.node.is_none()
                 && is(&filter.namespace, &name.namespace)
                 && is(&filter.plugin, &volume.plugin)
                 && filter.prefix.as_ref().is_none_or(|prefix| name.volume.starts_with(prefix.as_str()))
                 && filter.after.as_ref().is_none_or(|after| name > after);
-            if waits.is_none() || !is_wanted || registered.contains(name) {
+            if !is_wanted || registered.contains(name) {
                 continue;
             }
             let (volume, registration) = (volume.clone(), Some(registration(declared)));
