@@ -37,12 +37,13 @@ pub enum EtcdError {
     TooLarge { what: String, size: usize, unit: &'static str, limit: usize },
     #[error("{what} has two attachments with the key {key}")]
     Twice { what: String, key: String },
-    #[error("the value of etcd's key {key} is not csid's: {why}")]
+    /// `why` may have a part of the value, and is not for logs.
+    #[error("the value of etcd's key {key} is not csid's")]
     Unreadable { key: String, why: String },
 }
 
 impl EtcdError {
-    /// Returns the key that cannot be read. The reason may have a part of its value, and is not for logs.
+    /// Returns the key that cannot be read.
     pub(crate) fn key(self) -> Option<String> {
         match self {
             EtcdError::Unreadable { key, .. } => Some(key),
