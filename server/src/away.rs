@@ -13,7 +13,6 @@ use tokio::time::Instant;
 use crate::cluster::Cluster;
 use crate::failure::Result;
 use crate::nodes::SeenNode;
-use crate::rows::NodeState;
 
 /// The time between two looks.
 const LOOK: Duration = Duration::from_secs(5);
@@ -35,9 +34,10 @@ impl Away {
     /// Notes a look, and returns the node that is due: with claims, and away for so long. Of several it is the one that was tried the
     /// longest ago.
     fn due<'s>(&mut self, seen: &'s [SeenNode], after: Duration, now: Instant) -> Option<&'s SeenNode> {
-        // Another node is not away: it may have no session.
+        // Another node is not away: it may have no session. One that awaits an operator's word says Hello, and is refused.
         let may_join = |seen: &&SeenNode| {
-            seen.holds && matches!(seen.row.value.state, NodeState::Ready | NodeState::Draining)
+            let row = &seen.row.value;
+            seen.holds && row.may_have_sessions() && !row.awaits_acceptance()
         };
         let users = seen.iter().filter(may_join).count();
         let away: Vec<&SeenNode> = seen.iter().filter(may_join).filter(|seen| !seen.has_session).collect();
@@ -146,7 +146,7 @@ async fn fence(cluster: &Cluster, server: &Identity, seen: &SeenNode, after: Dur
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rows::{NodeRow, Read};
+    use crate::rows::{AheadRow, NodeRow, NodeState, OtherMachine, Read};
 
     const AFTER: Duration = Duration::from_secs(60);
 
@@ -209,6 +209,37 @@ mod tests {
         let idle = SeenNode { holds: false, ..node("n1", NodeState::Ready, false) };
         let (mut away, seen) = (Away::default(), with(idle));
         assert_eq!([begun, begun + 2 * AFTER].map(|now| due(&mut away, &seen, now)), [None, None]);
+    }
+
+    #[test]
+    fn node_that_awaits_an_operators_word_is_never_due() {
+        let begun = Instant::now();
+        let ahead = |accepted| AheadRow {
+            generation: 2,
+            revision: 9,
+            since_usec: 1,
+            accepted,
+            rest: Default::default(),
+        };
+        let other = |machine: &str, boot: &str| OtherMachine {
+            journal_id: "k".into(),
+            machine_id: machine.into(),
+            boot: boot.into(),
+            since_usec: 1,
+            rest: Default::default(),
+        };
+        let never_due = |change: &dyn Fn(&mut NodeRow)| {
+            let mut gone = node("n1", NodeState::Ready, false);
+            change(&mut gone.row.value);
+            let (mut away, seen) = (Away::default(), with(gone));
+            [begun, begun + 2 * AFTER].map(|now| due(&mut away, &seen, now)) == [None, None]
+        };
+        assert!(never_due(&|row| row.ahead = Some(ahead(false))));
+        assert!(!never_due(&|row| row.ahead = Some(ahead(true))), "the node may join");
+        assert!(never_due(&|row| row.other = Some(other("m", "b"))), "the node has another journal");
+        for (machine, boot) in [("other", "b"), ("m", "later")] {
+            assert!(!never_due(&|row| row.other = Some(other(machine, boot))), "{machine} {boot}");
+        }
     }
 
     #[test]

@@ -229,6 +229,14 @@ impl NodeRow {
         matches!(self.state, NodeState::Ready | NodeState::Draining)
     }
 
+    /// Returns whether the servers refuse the node until an operator accepts it, though its own machine runs: the node has seen what etcd
+    /// does not have, or it has another journal than before in the same boot.
+    pub fn awaits_acceptance(&self) -> bool {
+        let is_own =
+            |other: &OtherMachine| (&other.machine_id, &other.boot) == (&self.machine_id, &self.boot);
+        self.ahead.as_ref().is_some_and(|ahead| !ahead.accepted) || self.other.as_ref().is_some_and(is_own)
+    }
+
     /// Returns whether the node's machine is off, by an operator's word. A node that is blocked may be fenced, too.
     pub fn is_fenced(&self) -> bool {
         let is_below = |block: &BlockRow| block.before == NodeState::Fenced;
