@@ -101,8 +101,9 @@ impl Seen {
                     );
                     self.find("node-ahead-of-etcd", name, text);
                 }
-                let may_have_sessions = row.as_ref().is_none_or(NodeRow::may_have_sessions);
-                if let Some((_, generation)) = self.recovers.as_ref().filter(|_| may_have_sessions)
+                let is_fenced_in = |generation| row.as_ref().is_some_and(|row| row.is_fenced_in(generation));
+                if let Some((_, generation)) = &self.recovers
+                    && !is_fenced_in(*generation)
                     && !self.heard.contains(&(node.clone(), *generation))
                 {
                     let text =
