@@ -22,6 +22,8 @@ const PROGRAM: &str = "volume-plugin";
 const PATIENCE: Duration = Duration::from_secs(110);
 /// How long csid may take for an answer about rows.
 const FOR_ROWS: Duration = Duration::from_secs(20);
+/// The same after a failed unmount, which may have taken all of [`PATIENCE`].
+const AFTER_FAILURE: Duration = Duration::from_secs(5);
 
 /// A failure, as the engine shows it to its user.
 #[derive(Debug, thiserror::Error)]
@@ -193,23 +195,50 @@ impl Driver {
         let (volume, engine) = (VolumeHash::of(&body.name), Engine::of(&body.id));
         let lock = self.lock(&volume);
         let _locked = lock.lock().await;
-        let unmounted = async {
-            self.users.remove(&volume, &body.id)?;
-            match self.users.has(&volume, engine)? {
-                true => Ok(()),
-                false => self.unmounted(&body.name, engine, end).await,
-            }
+        let unmounted = match engine {
+            Engine::Docker => self.unmount_of_docker(&body, &volume, end).await,
+            Engine::Podman => self.unmount_of_podman(&body, &volume, end).await,
         };
-        let unmounted = unmounted.await;
-        // After a failed Unmount Podman's own count still has the use, so it mounts no more: the mount has to stay. Docker forgets the
-        // use, and the sweep unmounts.
-        if unmounted.is_err()
-            && engine == Engine::Podman
-            && let Err(error) = self.users.add(&volume, &body.id)
-        {
-            tracing::warn!(volume = body.name, %error, "a use of Podman is not counted");
-        }
         let _ = answer.send(unmounted);
+    }
+
+    /// Removes one use, and unmounts after the last one. Docker forgets the use whatever the answer is, and the sweep repeats a failed
+    /// unmount.
+    async fn unmount_of_docker(&self, body: &Body, volume: &VolumeHash, end: Instant) -> Result<()> {
+        self.users.remove(volume, &body.id)?;
+        match self.users.has(volume, Engine::Docker)? {
+            true => Ok(()),
+            false => self.unmounted(&body.name, Engine::Docker, end).await,
+        }
+    }
+
+    /// Removes the use, and unmounts. After an error Podman's own count still has the use, so Podman sends no Mount for the next
+    /// container. So the error is answered only if csid keeps the mount, and the use stays with the mount.
+    async fn unmount_of_podman(&self, body: &Body, volume: &VolumeHash, end: Instant) -> Result<()> {
+        let operation = operation_id(PROGRAM)?;
+        self.users.remove(volume, &body.id)?;
+        let unmounted = self.unmounted_as(&operation, &body.name, Engine::Podman, end).await;
+        if let Err(failure) = unmounted {
+            // A csid that does not answer may have the Unmount. If csid keeps the mount then, the sweep unmounts.
+            if self.keeps(&operation, &body.name, Engine::Podman).await.unwrap_or(false) {
+                if let Err(error) = self.users.add(volume, &body.id) {
+                    tracing::warn!(volume = body.name, %error, "a use of Podman is not counted");
+                }
+                return Err(failure);
+            }
+            tracing::warn!(volume = body.name, error = %failure, "csid goes on with the unmount");
+        }
+        Ok(())
+    }
+
+    /// Returns whether csid keeps a mount whose unmount has failed. After most failures csid goes on by itself.
+    async fn keeps(&self, operation: &str, name: &str, engine: Engine) -> Result<bool> {
+        let until = Instant::now() + AFTER_FAILURE;
+        let operations =
+            self.session.ask(Some(until), |client, _| async move { client.list_operations().await });
+        // Asked first: the row of an operation that has ended is final.
+        let goes_on = operations.await?.iter().any(|row| row.id == operation && row.uid == own_uid());
+        Ok(!goes_on && self.mounts_until(Some(name), until).await?.iter().any(|row| is_up(row, engine)))
     }
 
     /// Unmounts what has no user, and removes users of what is not mounted, if the last sweep found the same. Returns what this sweep
@@ -273,9 +302,13 @@ impl Driver {
     }
 
     async fn unmounted(&self, name: &str, engine: Engine, end: Instant) -> Result<()> {
-        let operation = operation_id(PROGRAM)?;
+        self.unmounted_as(&operation_id(PROGRAM)?, name, engine, end).await
+    }
+
+    /// Unmounts by an operation of this name.
+    async fn unmounted_as(&self, operation: &str, name: &str, engine: Engine, end: Instant) -> Result<()> {
         let unmount = self.session.ask(Some(end), |client, deadline_usec| {
-            let operation_id = Some(operation.clone());
+            let operation_id = Some(operation.to_owned());
             let options = UnmountOptions { operation_id, deadline_usec, ..UnmountOptions::default() };
             let (namespace, name) = (self.namespace.clone(), name.to_owned());
             async move { client.unmount(&namespace, &name, engine.consumer(), options).await }
@@ -293,19 +326,22 @@ impl Driver {
     }
 
     async fn is_mounted(&self, name: &str, engine: Engine) -> Result<bool> {
-        let rows = self.mounts(Some(name)).await?;
-        Ok(rows.iter().any(|row| row.consumer == engine.consumer() && row.state == "mounted"))
+        Ok(self.mounts(Some(name)).await?.iter().any(|row| is_up(row, engine)))
     }
 
     /// Returns the rows of both engines' mounts. `only`: those of this volume.
     async fn mounts(&self, only: Option<&str>) -> Result<Vec<MountRow>> {
+        self.mounts_until(only, Instant::now() + FOR_ROWS).await
+    }
+
+    async fn mounts_until(&self, only: Option<&str>, end: Instant) -> Result<Vec<MountRow>> {
         let filter = MountFilter {
             namespace: Some(self.namespace.clone()),
             volume: only.map(str::to_owned),
             uid: Some(own_uid()),
             ..MountFilter::default()
         };
-        let list = self.session.ask(Some(Instant::now() + FOR_ROWS), |client, _| {
+        let list = self.session.ask(Some(end), |client, _| {
             let filter = filter.clone();
             async move { client.list_mounts(filter).await }
         });
@@ -348,6 +384,11 @@ fn own_uid() -> u32 {
 fn consumer(row: &MountRow) -> Option<&'static str> {
     let of = ENGINES.into_iter().map(Engine::consumer).find(|consumer| row.consumer == *consumer);
     of.filter(|_| row.tag.is_empty())
+}
+
+/// Returns whether csid has an engine's volume mounted.
+fn is_up(row: &MountRow, engine: Engine) -> bool {
+    row.consumer == engine.consumer() && row.state == "mounted"
 }
 
 fn is_of(row: &MountRow, volume: &VolumeHash, engine: &str) -> bool {

@@ -279,6 +279,69 @@ fn mount_of_podman_stays_after_a_failed_unmount() {
     });
 }
 
+/// Waits until csid has ended Podman's mount, and then mounts for Podman's next container.
+async fn podman_goes_on(w: &World, client: &Client, plugin: &VolumePlugin) {
+    eventually("csid unmounts", async || state(client, "pg", "podman").await == "none").await;
+    let path = plugin.mounted("pg", PODMAN).await;
+    assert!(path.is_dir() && state(client, "pg", "podman").await == "mounted");
+    plugin.unmounted("pg", PODMAN).await;
+    w.nothing_left(client).await;
+}
+
+/// csid goes on with what the plugin has failed. After an error Podman would send no Mount for the next container.
+#[test]
+fn podman_mounts_again_after_a_plugin_failed() {
+    world(async |w| {
+        w.configure("[deadlines]\noperation = \"1s\"");
+        let (client, plugin) = with_pg(w).await;
+        plugin.mounted("pg", PODMAN).await;
+        w.plugin("p").rules([Rule::always("NodeUnpublishVolume", Act::Fail(14))]);
+        plugin.unmounted("pg", PODMAN).await;
+        assert_ne!(state(&client, "pg", "podman").await, "mounted");
+        assert_eq!(plugin.count(), 0);
+        w.plugin("p").honest();
+        podman_goes_on(w, &client, &plugin).await;
+    });
+}
+
+/// An Unmount that waits for its turn goes on without its caller, and the row says `mounted` meanwhile.
+#[test]
+fn podman_mounts_again_after_a_cancelled_unmount() {
+    world(async |w| {
+        let client = running(w).await;
+        registered(&client, "pg", &[AccessMode::SingleNodeMultiWriter]).await;
+        let plugin = VolumePlugin::start(w).await;
+        plugin.mounted("pg", PODMAN).await;
+        w.plugin("p").rules([Rule::always("NodePublishVolume", Act::Hold)]);
+        let asking = client.clone();
+        let other = tokio::spawn(async move { mount_registered(&asking, "pg", "job").await });
+        eventually("another mount is under way", async || {
+            w.plugin("p").begun_since(0, "NodePublishVolume") == 2
+        })
+        .await;
+        let podmans = of("pg", PODMAN);
+        let unmounting = plugin.post("/VolumeDriver.Unmount", &podmans);
+        let cancelling = async {
+            let mut operation = None;
+            eventually("csid has the Unmount", async || {
+                let operations = client.list_operations().await.unwrap();
+                operation = operations.into_iter().find(|one| one.kind == "unmount");
+                operation.is_some()
+            })
+            .await;
+            client.cancel_operation(&operation.unwrap().id).await.unwrap();
+        };
+        let (answer, ()) = tokio::join!(unmounting, cancelling);
+        assert_eq!(answer, (200, r#"{"Err":""}"#.to_owned()));
+        assert_eq!(state(&client, "pg", "podman").await, "mounted", "csid goes on later");
+        w.plugin("p").honest();
+        other.await.unwrap().unwrap();
+        eventually("csid unmounts", async || state(&client, "pg", "podman").await == "none").await;
+        unmount(&client, "pg", "job").await.unwrap();
+        podman_goes_on(w, &client, &plugin).await;
+    });
+}
+
 #[test]
 fn csid_may_restart_between_mount_and_unmount() {
     world(async |w| {
