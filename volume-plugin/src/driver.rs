@@ -212,11 +212,11 @@ impl Driver {
         }
     }
 
-    /// Removes the use, and unmounts. After an error Podman's own count still has the use, so Podman sends no Mount for the next
-    /// container. So the error is answered only if csid keeps the mount, and the use stays with the mount.
+    /// Unmounts, and then removes the use. If this process dies before csid has the Unmount, the use is there, as Podman counts. After an
+    /// error Podman's count still has the use, and Podman sends no Mount for the next container. So Podman gets an error only if csid
+    /// keeps the mount. The use stays with the mount.
     async fn unmount_of_podman(&self, body: &Body, volume: &VolumeHash, end: Instant) -> Result<()> {
         let operation = operation_id(PROGRAM)?;
-        self.users.remove(volume, &body.id)?;
         let unmounted = self.unmounted_as(&operation, &body.name, Engine::Podman, end).await;
         if let Err(failure) = unmounted {
             // A csid that does not answer may have the Unmount. If csid keeps the mount then, the sweep unmounts.
@@ -227,6 +227,10 @@ impl Driver {
                 return Err(failure);
             }
             tracing::warn!(volume = body.name, error = %failure, "csid goes on with the unmount");
+        }
+        // A sweep removes what stays: a use without a mount.
+        if let Err(error) = self.users.remove(volume, &body.id) {
+            tracing::warn!(volume = body.name, %error, "the file of a use stays");
         }
         Ok(())
     }

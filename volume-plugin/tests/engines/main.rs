@@ -342,6 +342,37 @@ fn podman_mounts_again_after_a_cancelled_unmount() {
     });
 }
 
+/// Podman keeps its count if the volume plugin dies during an Unmount. csid may not have the Unmount by then.
+#[test]
+fn use_of_podman_lasts_until_csid_has_unmounted() {
+    world(async |w| {
+        let (client, mut plugin) = with_pg(w).await;
+        let path = plugin.mounted("pg", PODMAN).await;
+        drop(client);
+        w.kill();
+        std::fs::remove_file(w.socket()).unwrap();
+        let silent = tokio::net::UnixListener::bind(w.socket()).unwrap();
+        let asked = plugin.ask("/VolumeDriver.Unmount", &of("pg", PODMAN)).await.unwrap();
+        // The volume plugin asks csid.
+        let call = silent.accept().await.unwrap();
+        plugin.kill();
+        drop((asked, call, silent));
+        let client = w.start().await;
+        healthy(&client, "p").await;
+        plugin.restart().await;
+        assert_eq!(plugin.count(), 1);
+        // The sweeps see that this one has no use.
+        registered(&client, "unused", &ONE).await;
+        mount_registered(&client, "unused", "podman").await.unwrap();
+        eventually("the sweep unmounts it", async || state(&client, "unused", "podman").await == "none")
+            .await;
+        assert!(path.is_dir() && state(&client, "pg", "podman").await == "mounted");
+        plugin.unmounted("pg", PODMAN).await;
+        assert_eq!(plugin.count(), 0);
+        w.nothing_left(&client).await;
+    });
+}
+
 #[test]
 fn csid_may_restart_between_mount_and_unmount() {
     world(async |w| {
@@ -411,43 +442,51 @@ fn many_starts_at_once_share_one_mount() {
 /// At whatever moment the volume plugin is killed, a mount without a use does not last, nor does a use without a mount.
 #[test]
 fn kill_at_any_moment_leaves_no_mount_without_use() {
+    world(async |w| survives_kills(w, "one", "docker").await);
+}
+
+#[test]
+fn kill_at_any_moment_leaves_no_use_of_podman_alone() {
+    world(async |w| survives_kills(w, PODMAN, "podman").await);
+}
+
+/// Kills the volume plugin during an engine's requests, and waits until mounts and uses are the same.
+async fn survives_kills(w: &mut World, id: &str, consumer: &str) {
     const KILLS: usize = 24;
-    world(async |w| {
-        let client = running(w).await;
-        registered(&client, "pg", &ONE).await;
-        w.plugin("p").rules([Rule::always("NodePublishVolume", Act::Delay(4))]);
-        let mut plugin = VolumePlugin::start(w).await;
-        let seed = Dice::seed();
-        let mut dice = Dice::new(seed, 0);
-        let mut counted = 0;
-        for kill in 0..KILLS {
-            // A mount or an unmount takes some 10 ms here.
-            let after = Duration::from_micros(dice.below(16_000));
-            let path = if kill % 2 == 0 { "/VolumeDriver.Mount" } else { "/VolumeDriver.Unmount" };
-            if kill % 2 == 1 {
-                plugin.mounted("pg", "one").await;
-            }
-            let asked = plugin.ask(path, &of("pg", "one")).await.unwrap();
-            tokio::time::sleep(after).await;
-            plugin.kill();
-            drop(asked);
-            plugin.restart().await;
-            // The engine has had no answer, and sends nothing more.
-            eventually("mounts and uses are the same", async || {
-                let is_mounted = state(&client, "pg", "docker").await == "mounted";
-                is_mounted == (plugin.count() == 1) && (is_mounted || rows(&client).await.is_empty())
-            })
-            .await;
-            // Killed after the use was counted, or before the Unmount was read.
-            if plugin.count() == 1 {
-                counted += 1;
-                plugin.unmounted("pg", "one").await;
-            }
-            assert!(rows(&client).await.is_empty());
+    let client = running(w).await;
+    registered(&client, "pg", &ONE).await;
+    w.plugin("p").rules([Rule::always("NodePublishVolume", Act::Delay(4))]);
+    let mut plugin = VolumePlugin::start(w).await;
+    let seed = Dice::seed();
+    let mut dice = Dice::new(seed, 0);
+    let mut counted = 0;
+    for kill in 0..KILLS {
+        // A mount or an unmount takes some 10 ms here.
+        let after = Duration::from_micros(dice.below(16_000));
+        let path = if kill % 2 == 0 { "/VolumeDriver.Mount" } else { "/VolumeDriver.Unmount" };
+        if kill % 2 == 1 {
+            plugin.mounted("pg", id).await;
         }
-        count("kills of the volume plugin", KILLS);
-        count("of them after which the volume was mounted and had its use", counted);
-        println!("CSID_SEED={seed}");
-        w.nothing_left(&client).await;
-    });
+        let asked = plugin.ask(path, &of("pg", id)).await.unwrap();
+        tokio::time::sleep(after).await;
+        plugin.kill();
+        drop(asked);
+        plugin.restart().await;
+        // The engine has had no answer, and sends nothing more.
+        eventually("mounts and uses are the same", async || {
+            let is_mounted = state(&client, "pg", consumer).await == "mounted";
+            is_mounted == (plugin.count() == 1) && (is_mounted || rows(&client).await.is_empty())
+        })
+        .await;
+        // Killed after the use was counted, or before csid had the Unmount.
+        if plugin.count() == 1 {
+            counted += 1;
+            plugin.unmounted("pg", id).await;
+        }
+        assert!(rows(&client).await.is_empty());
+    }
+    count("kills of the volume plugin", KILLS);
+    count("of them after which the volume was mounted and had its use", counted);
+    println!("CSID_SEED={seed}");
+    w.nothing_left(&client).await;
 }
