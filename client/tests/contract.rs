@@ -43,6 +43,7 @@ struct State {
     most: AtomicUsize,
     begun: AtomicUsize,
     events: Mutex<Vec<Event>>,
+    journal: Mutex<String>,
     /// The newest sequences that GetEvents has; older ones are a gap.
     kept: AtomicUsize,
     get_events: AtomicUsize,
@@ -146,6 +147,11 @@ impl Server {
     #[zbus(property)]
     fn event_sequence(&self) -> u64 {
         self.0.events.lock().unwrap().last().map_or(0, |event| event.sequence)
+    }
+
+    #[zbus(property)]
+    fn journal_id(&self) -> String {
+        self.0.journal.lock().unwrap().clone()
     }
 
     #[zbus(property)]
@@ -466,6 +472,20 @@ async fn cursor_of_another_journal_restarts() {
     assert_eq!((next(&mut follower).await, next(&mut follower).await), (None, Some(1)));
 }
 
+#[tokio::test]
+async fn events_of_another_journal_follow_a_gap() {
+    let f = fixture().await;
+    for sequence in 1..=3 {
+        f.emit(sequence, false).await;
+    }
+    *f.server.0.journal.lock().unwrap() = "new".to_owned();
+    let mut same = f.client.follow_journal("new", 2).await.unwrap();
+    assert_eq!((next(&mut same).await, same.journal()), (Some(3), "new"));
+    let mut another = f.client.follow_journal("old", 2).await.unwrap();
+    assert_eq!((next(&mut another).await, another.journal(), another.cursor()), (None, "new", 0));
+    assert_eq!((next(&mut another).await, next(&mut another).await), (Some(1), Some(2)));
+}
+
 /// A bus with dbus-daemon's own limits.
 struct Bus(Child, tempfile::TempDir);
 
@@ -524,8 +544,7 @@ async fn on_a_bus_with_its_limits() {
 
     let server = Server::default();
     server.0.kept.store(usize::MAX, SeqCst);
-    let connection =
-        Builder::system().serve_at("/org/csid1", server.clone()).name("org.csid1").build().await.unwrap();
+    let connection = serve_on_bus(&server).await;
     let calls: Vec<_> = (0..300)
         .map(|_| {
             let client = client.clone();
@@ -557,4 +576,35 @@ async fn on_a_bus_with_its_limits() {
     Server::event(&emitter, 2, 1, &real.kind, &real.subject, real.details.clone()).await.unwrap();
     let News::Event(event) = timeout(SOON, follower.next()).await.unwrap().unwrap() else { panic!("a gap") };
     assert_eq!(event, real);
+    another_journal_is_a_gap(&mut follower, connection).await;
+}
+
+async fn serve_on_bus(server: &Server) -> Connection {
+    Builder::system().serve_at("/org/csid1", server.clone()).name("org.csid1").build().await.unwrap()
+}
+
+/// The connection to the bus outlives csid. Each csid here has a journal of its own, whose events count from 1.
+async fn another_journal_is_a_gap(follower: &mut csid_client::Follower, mut csid: Connection) {
+    let kept = follower.cursor();
+    for (journal, events, is_signalled) in
+        [("below", 1, true), ("beyond", kept + 3, true), ("silent", 2, false)]
+    {
+        // Nothing is left to read.
+        assert!(timeout(Duration::from_millis(100), follower.next()).await.is_err(), "{journal}");
+        csid.close().await.unwrap();
+        let server = Server::default();
+        server.0.kept.store(usize::MAX, SeqCst);
+        *server.0.journal.lock().unwrap() = journal.to_owned();
+        *server.0.events.lock().unwrap() = (1..=events).map(event).collect();
+        csid = serve_on_bus(&server).await;
+        if is_signalled {
+            let emitter = SignalEmitter::new(&csid, "/org/csid1").unwrap();
+            Server::event(&emitter, events, 1, "mount", "ns/v", Dict::new()).await.unwrap();
+        }
+        assert_eq!(next(follower).await, None, "{journal}");
+        for sequence in 1..=events {
+            assert_eq!(next(follower).await, Some(sequence), "{journal}");
+        }
+        assert_eq!(follower.journal(), journal);
+    }
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use std::{process, ptr};
 
-use csid_client::{Client, Error, News, Session};
+use csid_client::{Client, Error, Event, Follower, News, Session};
 use serde_json::{Map, Value, json};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
@@ -111,53 +111,50 @@ impl Cursor {
         let sequence = sequence.parse().map_err(|_| invalid("cursor is none of csi_event_cursor's"))?;
         Ok(Self { journal: Some(journal.to_owned()), sequence: Some(sequence) })
     }
+
+    fn of(follower: &Follower) -> Self {
+        Self { journal: Some(follower.journal().to_owned()), sequence: Some(follower.cursor()) }
+    }
 }
 
-/// Tell the events from a cursor on, until csid is away; where it was then is in the cursor.
+/// Queues the events from a cursor on, until csid is away. The cursor has the place then.
 async fn follow(
     client: &Client,
     queue: &Queue,
     cursor: &mut Cursor,
     opened: &mut Option<Arc<Slot<Result<()>>>>,
 ) -> std::result::Result<Infallible, Error> {
-    let journal = client.manager().await?.journal_id;
-    let event =
-        |gap, sequence: u64, row| csi_event { gap, cursor: cstring(format!("{journal}:{sequence}")), row };
-    // Another journal counts its own events.
-    if cursor.journal.as_ref().is_some_and(|before| *before != journal) {
-        cursor.sequence = Some(0);
-        queue.push(event(true, 0, csi_row::default())).await;
-    }
-    let mut follower = client.follow(cursor.sequence).await?;
-    *cursor = Cursor { journal: Some(journal.clone()), sequence: Some(follower.cursor()) };
+    let mut follower = match (&cursor.journal, cursor.sequence) {
+        (Some(journal), Some(sequence)) => client.follow_journal(journal, sequence).await?,
+        (_, since) => client.follow(since).await?,
+    };
+    *cursor = Cursor::of(&follower);
     if let Some(opened) = opened.take() {
         opened.put(Ok(()));
     }
     loop {
         let news = follower.next().await?;
-        let sequence = follower.cursor();
-        cursor.sequence = Some(sequence);
-        queue
-            .push(match news {
-                News::Gap => event(true, sequence, csi_row::default()),
-                News::Event(told) => {
-                    let details: Map<String, Value> = told
-                        .details
-                        .iter()
-                        .map(|(key, value)| (key.clone(), csid_client::json(value)))
-                        .collect();
-                    let row = json!({
-                        "sequence": told.sequence,
-                        "realtime-usec": told.realtime_usec,
-                        "type": told.kind,
-                        "subject": told.subject,
-                        "details": details,
-                    });
-                    event(false, sequence, csi_row::of(&row))
-                }
-            })
-            .await;
+        *cursor = Cursor::of(&follower);
+        let row = match &news {
+            News::Gap => csi_row::default(),
+            News::Event(event) => row(event),
+        };
+        let place = cstring(format!("{}:{}", follower.journal(), follower.cursor()));
+        queue.push(csi_event { gap: matches!(news, News::Gap), cursor: place, row }).await;
     }
+}
+
+fn row(event: &Event) -> csi_row {
+    let details = event.details.iter();
+    let details: Map<String, Value> =
+        details.map(|(key, value)| (key.clone(), csid_client::json(value))).collect();
+    csi_row::of(&json!({
+        "sequence": event.sequence,
+        "realtime-usec": event.realtime_usec,
+        "type": event.kind,
+        "subject": event.subject,
+        "details": details,
+    }))
 }
 
 /// The same, with the connection of now.

@@ -633,6 +633,14 @@ impl World {
         self.csid = None;
     }
 
+    /// Kills csid, and starts csid as if there had been no journal.
+    pub async fn begin_new_journal(&mut self) -> Client {
+        self.kill();
+        fs::remove_dir_all(self.path("state/journal")).expect("the journal is removed");
+        fs::remove_file(self.path("run/journal-seen")).expect("the note of the journal is removed");
+        self.start().await
+    }
+
     /// Stops csid, as `systemctl stop` does.
     pub async fn stop(&mut self) {
         let pid = i32::try_from(self.csid_pid()).expect("a pid");

@@ -47,14 +47,13 @@ async fn follow(
     since: Option<u64>,
     printer: &Printer,
 ) -> anyhow::Result<()> {
-    let mut journal = client.manager().await?.journal_id;
     let mut follower = client.follow(since).await?;
     loop {
         match follower.next().await {
             Ok(news) => printer.print(&news)?,
             Err(Error::Disconnected(_) | Error::NotRunning { .. }) => {
                 eprintln!("csictl: connection to csid lost; reconnecting");
-                follower = again(target, &mut journal, follower.cursor(), printer).await?;
+                follower = again(target, &follower).await?;
                 eprintln!("csictl: reconnected to csid");
             }
             Err(error) => return Err(error.into()),
@@ -62,29 +61,16 @@ async fn follow(
     }
 }
 
-/// Returns a follower on a new connection, from the cursor on. Another journal is a gap, and is followed from its beginning.
-async fn again(
-    target: &Target,
-    journal: &mut String,
-    cursor: u64,
-    printer: &Printer,
-) -> anyhow::Result<Follower> {
+/// Returns a follower on a new connection, which goes on where the last one was.
+async fn again(target: &Target, last: &Follower) -> anyhow::Result<Follower> {
     loop {
         tokio::time::sleep(Duration::from_millis(500)).await;
         let attempt = async {
             let client = Client::connect(target).await?;
-            let now = client.manager().await?.journal_id;
-            let since = if now == *journal { cursor } else { 0 };
-            Ok((client.follow(Some(since)).await?, now))
+            client.follow_journal(last.journal(), last.cursor()).await
         };
         match attempt.await {
-            Ok((follower, now)) => {
-                if now != *journal {
-                    printer.print(&News::Gap)?;
-                    *journal = now;
-                }
-                return Ok(follower);
-            }
+            Ok(follower) => return Ok(follower),
             Err(Error::Connect(_) | Error::Disconnected(_) | Error::NotRunning { .. }) => {}
             Err(error) => return Err(error.into()),
         }

@@ -94,3 +94,37 @@ void events(void)
     csi_events_unref(again);
     csi_client_unref(client);
 }
+
+/* csid begins a new journal, and the connection to the bus stays: a gap, then the events of the new journal. */
+void journal(void)
+{
+    csi_client_options options = {.struct_size = sizeof options, .address = "system-bus"};
+    csi_client *client = NULL;
+    csi_events *events = NULL;
+    OK(csi_client_open(&options, &client, &error));
+    OK(csi_events_open(client, NULL, 0, &events, &error));
+    csi_op *op = NULL;
+    csi_volume volume = of_plugin("a");
+    for (int i = 0; i < 10; i++) {
+        mounted(client, events, "a");
+        OK(csi_unmount_volume(client, &volume, "job", NULL, 0, NULL, &op, &error));
+        finish(op);
+        csi_event_free(next(events, "unmount"));
+    }
+    /* All is read, and the reader waits for a signal. */
+    csi_event *event = NULL;
+    while (readable(csi_events_fd(events), 1000))
+        if (csi_events_next(events, &event, NULL) == CSI_OK)
+            csi_event_free(event);
+    char old[128];
+    strcpy(old, cursor);
+    tell("new journal");
+    csi_event_free(next(events, NULL));
+    size_t journal = (size_t)(strchr(cursor, ':') - cursor) + 1;
+    CHECK(strncmp(cursor, old, journal) != 0 && strcmp(cursor + journal, "0") == 0);
+    strcpy(old, cursor);
+    mounted(client, events, "b");
+    CHECK(strncmp(cursor, old, journal) == 0 && strcmp(cursor + journal, "0") != 0);
+    csi_events_unref(events);
+    csi_client_unref(client);
+}

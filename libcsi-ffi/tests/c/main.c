@@ -3,7 +3,7 @@
 
 static const struct { const char *name; void (*run)(void); } tests[] = {
     {"path", path}, {"opening", opening}, {"again", again}, {"arguments", arguments}, {"errors", errors}, {"cancel", cancel}, {"deadline", deadline},
-    {"restart", restart}, {"events", events}, {"volumes", volumes}, {"threads", threads}, {"forked", forked}, {"panics", panics},
+    {"restart", restart}, {"events", events}, {"journal", journal}, {"volumes", volumes}, {"threads", threads}, {"forked", forked}, {"panics", panics},
     {"closing", closing}, {"fuzz", fuzz},
 };
 

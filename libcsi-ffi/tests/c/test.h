@@ -134,6 +134,6 @@ static inline int descriptors(void)
     return count;
 }
 
-void path(void), opening(void), again(void), arguments(void), errors(void), cancel(void), deadline(void), restart(void), events(void), volumes(void),
-    threads(void), forked(void), panics(void), closing(void), fuzz(void);
+void path(void), opening(void), again(void), arguments(void), errors(void), cancel(void), deadline(void), restart(void), events(void), journal(void),
+    volumes(void), threads(void), forked(void), panics(void), closing(void), fuzz(void);
 #endif

@@ -6,6 +6,7 @@ mod programs;
 use std::process::Command;
 
 use csid_tests::ask::*;
+use csid_tests::dbus::{Bus, Policy};
 use csid_tests::script::{self, Act, Rule};
 use csid_tests::world::{World, child, count, eventually, world};
 use programs::{As, Program, built};
@@ -234,6 +235,23 @@ fn events_are_delivered_in_order_with_gaps() {
         program.answer();
         program.asks("start csid").await;
         w.launch(&[]).await;
+        program.answer();
+        program.ends().await;
+    });
+}
+
+#[test]
+fn new_journal_is_a_gap_on_the_bus() {
+    in_all_ways("journal", async |w: &mut World, way| {
+        let bus = Bus::start(w, Policy::Everything).await;
+        running(w).await;
+        bus.has_csid().await;
+        let address = format!("unix:path={}", bus.socket.display());
+        let environment = [("DBUS_SYSTEM_BUS_ADDRESS", address.as_ref())];
+        let mut program = Program::start(w, "journal", way, &environment);
+        program.asks("new journal").await;
+        healthy(&w.begin_new_journal().await, "p").await;
+        bus.has_csid().await;
         program.answer();
         program.ends().await;
     });
