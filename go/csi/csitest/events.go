@@ -2,6 +2,7 @@ package csitest
 
 import (
 	"context"
+	"strings"
 	"time"
 
 	"github.com/csid-project/csid/go/csi"
@@ -78,4 +79,32 @@ func events(f *fixture) {
 	f.ok(beyond.Close())
 	_, err = f.client.Events(ctx, "no cursor")
 	f.is(err, csi.ErrInvalidArgument)
+}
+
+// journal begins a new journal. Over the bus the connection stays.
+func journal(f *fixture) {
+	ctx := f.Context()
+	reader, err := f.client.Events(ctx, csi.FromNow)
+	f.ok(err)
+	for range 5 {
+		f.mounted("v")
+		f.unmounted("v")
+		f.next(reader, "unmount")
+	}
+	// All is read, and the reader waits for a signal.
+	for err == nil {
+		soon, end := context.WithTimeout(ctx, 500*time.Millisecond)
+		_, err = reader.Next(soon)
+		end()
+	}
+	f.is(err, csi.ErrTimedOut)
+	f.world.NewJournal()
+	gap := f.next(reader, "gap")
+	f.register()
+	f.mounted("v")
+	mounted := f.next(reader, "mount")
+	id, _ := strings.CutSuffix(gap.Cursor, ":0")
+	f.that(id != gap.Cursor && strings.HasPrefix(mounted.Cursor, id+":"), "%+v after %+v", mounted, gap)
+	f.unmounted("v")
+	f.ok(reader.Close())
 }

@@ -79,6 +79,7 @@ func Run(t *testing.T, way Way) {
 		{"away", false, away},
 		{"many", false, many},
 		{"events", false, events},
+		{"journal", false, journal},
 		{"claims", true, claims},
 		{"controller", true, controller},
 		{"forgotten", true, forgotten},
@@ -93,10 +94,7 @@ func Run(t *testing.T, way Way) {
 			f := &fixture{T: t, world: world, way: way}
 			f.client = f.another()
 			f.plugin = world.Plugin(strings.ReplaceAll(t.Name(), "/", "."), test.controller)
-			spec := csi.PluginSpec{ID: f.plugin.ID, Supervision: "external", Socket: f.plugin.Socket}
-			f.ok(f.client.RegisterPlugin(t.Context(), spec))
-			_, err := f.client.WaitForPlugin(t.Context(), f.plugin.ID, csi.Node)
-			f.ok(err)
+			f.register()
 			test.run(f)
 			if t.Failed() {
 				return
@@ -115,6 +113,15 @@ func Run(t *testing.T, way Way) {
 			t.Fatal("what it left would be in the way of the others")
 		}
 	}
+}
+
+// register makes the plugin known to csid, and waits until csid has reached it.
+func (f *fixture) register() {
+	f.Helper()
+	spec := csi.PluginSpec{ID: f.plugin.ID, Supervision: "external", Socket: f.plugin.Socket}
+	f.ok(f.client.RegisterPlugin(f.Context(), spec))
+	_, err := f.client.WaitForPlugin(f.Context(), f.plugin.ID, csi.Node)
+	f.ok(err)
 }
 
 func (f *fixture) ok(err error) {

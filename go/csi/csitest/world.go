@@ -75,6 +75,9 @@ func (w *World) Pause() { w.t.Helper(); w.ask(wish{"do": "pause"}, nil) }
 // Resume continues csid's process.
 func (w *World) Resume() { w.t.Helper(); w.ask(wish{"do": "resume"}, nil) }
 
+// NewJournal kills csid, and starts it as if there had been no journal.
+func (w *World) NewJournal() { w.t.Helper(); w.ask(wish{"do": "new-journal"}, nil) }
+
 // Plugin is a plugin that runs. It is not registered with csid.
 type Plugin struct {
 	world *World

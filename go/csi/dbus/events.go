@@ -138,11 +138,15 @@ func (r *reader) read(l *link) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	if body.Flag("gap") {
-		// csid may have another journal, or an older copy of this one.
+	isGap := body.Flag("gap")
+	if isGap || l.onBus {
+		// csid may have another journal, or an older copy of this one. Checked after the page, because the link to the bus outlives
+		// csid: another csid may have returned the page.
 		if isAnother, err := r.meet(l); err != nil || isAnother {
 			return isAnother, err
 		}
+	}
+	if isGap {
 		r.deliver(&csi.Event{Gap: true})
 	}
 	events := body.tuples("events", "sequence", "realtime-usec", "type", "subject", "details")

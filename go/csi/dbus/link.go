@@ -21,6 +21,9 @@ const (
 	manager   = "org.csid1.Manager"
 	plugin    = "org.csid1.Plugin"
 	systemBus = "system-bus"
+
+	bus          = "org.freedesktop.DBus"
+	ownerChanged = "NameOwnerChanged"
 )
 
 // dbus-daemon drops the 129th unanswered call of a connection. Some places are reserved for calls that never wait, so that an operation
@@ -40,14 +43,20 @@ type link struct {
 	forgotten bool
 }
 
-// bell is called at each of csid's events.
+// bell is called at each of csid's events, and at each start of csid on the bus.
 type bell func()
 
-func (ring bell) DeliverSignal(iface, member string, _ *dbus.Signal) {
-	// Every peer on the bus can send this signal: it is only a hint to read events.
-	if iface == manager && member == "Event" {
+func (ring bell) DeliverSignal(iface, member string, signal *dbus.Signal) {
+	// Every peer on the bus can send these signals: they are only hints to read events.
+	if iface == manager && member == "Event" || iface == bus && member == ownerChanged && hasOwner(signal) {
 		ring()
 	}
+}
+
+// hasOwner returns whether csid's name has an owner. A call to csid without one would start csid.
+func hasOwner(changed *dbus.Signal) bool {
+	var of, before, owner string
+	return dbus.Store(changed.Body, &of, &before, &owner) == nil && of == name && owner != ""
 }
 
 // connect tries the private socket, then the system bus. An address that was given has no fallback: another csid must not
@@ -101,10 +110,15 @@ func dialBus(ring bell) (*dbus.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = conn.AddMatchSignal(dbus.WithMatchSender(name), dbus.WithMatchInterface(manager), dbus.WithMatchMember("Event"))
-	if err != nil {
-		conn.Close()
-		return nil, err
+	events := []dbus.MatchOption{dbus.WithMatchSender(name), dbus.WithMatchInterface(manager), dbus.WithMatchMember("Event")}
+	starts := []dbus.MatchOption{
+		dbus.WithMatchSender(bus), dbus.WithMatchInterface(bus), dbus.WithMatchMember(ownerChanged), dbus.WithMatchArg(0, name),
+	}
+	for _, match := range [][]dbus.MatchOption{events, starts} {
+		if err := conn.AddMatchSignal(match...); err != nil {
+			conn.Close()
+			return nil, err
+		}
 	}
 	return conn, nil
 }

@@ -53,6 +53,8 @@ enum Wish {
     Start,
     Pause,
     Resume,
+    /// Begins a new journal, as if there had been none.
+    NewJournal,
     /// A plugin of this id that csid does not know; the answer is its socket. A controller has every capability.
     Plugin {
         id: String,
@@ -133,6 +135,7 @@ async fn grant(w: &mut World, wish: Wish) -> Value {
         }
         Wish::Pause => signal(w, Signal::STOP),
         Wish::Resume => signal(w, Signal::CONT),
+        Wish::NewJournal => drop(w.begin_new_journal().await),
         Wish::Plugin { id, controller } => {
             // The suite's controller test has the plugin confirm a capability, and then asks for that one and another in one call. The
             // witness goes by the later answer.
