@@ -60,8 +60,8 @@ func hasOwner(changed *dbus.Signal) bool {
 }
 
 // connect tries the private socket, then the system bus. An address that was given has no fallback: another csid must not
-// answer.
-func connect(address string, ring bell) (*link, error) {
+// answer. The end of ctx ends the try, and closes the connection.
+func connect(ctx context.Context, address string, ring bell) (*link, error) {
 	made := func(conn *dbus.Conn, onBus bool) *link {
 		return &link{
 			conn:    conn,
@@ -76,14 +76,14 @@ func connect(address string, ring bell) (*link, error) {
 		if path == "" {
 			path = Socket
 		}
-		conn, err := dialSocket(path, ring)
+		conn, err := dialSocket(ctx, path, ring)
 		if err == nil {
 			return made(conn, false), nil
 		}
 		failed = fmt.Errorf("%s: %w", path, err)
 	}
 	if address == systemBus || address == "" {
-		conn, err := dialBus(ring)
+		conn, err := dialBus(ctx, ring)
 		if err == nil {
 			return made(conn, true), nil
 		}
@@ -93,8 +93,8 @@ func connect(address string, ring bell) (*link, error) {
 }
 
 // dialSocket connects to the private socket. A peer-to-peer connection has no Hello.
-func dialSocket(path string, ring bell) (*dbus.Conn, error) {
-	conn, err := dbus.Dial("unix:path="+dbus.EscapeBusAddressValue(path), dbus.WithSignalHandler(ring))
+func dialSocket(ctx context.Context, path string, ring bell) (*dbus.Conn, error) {
+	conn, err := dbus.Dial("unix:path="+dbus.EscapeBusAddressValue(path), dbus.WithSignalHandler(ring), dbus.WithContext(ctx))
 	if err != nil {
 		return nil, err
 	}
@@ -105,8 +105,8 @@ func dialSocket(path string, ring bell) (*dbus.Conn, error) {
 	return conn, nil
 }
 
-func dialBus(ring bell) (*dbus.Conn, error) {
-	conn, err := dbus.ConnectSystemBus(dbus.WithSignalHandler(ring))
+func dialBus(ctx context.Context, ring bell) (*dbus.Conn, error) {
+	conn, err := dbus.ConnectSystemBus(dbus.WithSignalHandler(ring), dbus.WithContext(ctx))
 	if err != nil {
 		return nil, err
 	}
@@ -163,7 +163,8 @@ func (c *Client) use(ctx context.Context) (*link, error) {
 }
 
 func (c *Client) dial(d *dialing) {
-	link, err := connect(c.address, c.ring)
+	// A csid that hangs holds up the handshake, and the end of the client ends that.
+	link, err := connect(c.afterlife, c.address, c.ring)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	defer close(d.done)
