@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
-use csid_client::{Kind, ReconcileOptions, UnmountOptions};
+use csid_client::{AccessMode, Kind, MountOptions, ReconcileOptions, Restore, UnmountOptions};
 use csid_tests::ask::*;
 use csid_tests::kernel;
 use csid_tests::script::{Act, Lie, Rule};
@@ -260,11 +260,38 @@ fn unmount_during_a_reconcile_stays_unmounted() {
         .await;
         unmount(&client, "b", "job").await.unwrap();
         w.plugin("p").honest();
-        reconciling.await.unwrap().unwrap();
+        let report = reconciling.await.unwrap().unwrap();
+        assert_eq!(report.remounted.len(), 1, "{report:?}");
         assert!(row(&client, "b", "job").await.is_none(), "an answered unmount is undone");
         assert_eq!(w.plugin("p").begun_since(before, "NodePublishVolume"), 1, "of a alone");
         assert!(row(&client, "a", "job").await.unwrap().healthy);
         unmount(&client, "a", "job").await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn reconcile_mounts_each_row_of_a_volume_again() {
+    world(async |w| {
+        let client = running(w).await;
+        for restore in [Restore::Hold, Restore::Auto] {
+            let options = MountOptions {
+                access_mode: Some(AccessMode::MultiNodeMultiWriter),
+                restore: Some(restore),
+                ..inline("v")
+            };
+            for consumer in ["a", "b"] {
+                let source = mounted(&client, consumer, options.clone()).await;
+                kernel_unmount(&source, UnmountFlags::empty()).unwrap();
+            }
+            let report = client.reconcile(ReconcileOptions::default()).await.unwrap();
+            assert_eq!((report.remounted.len(), report.failed.len()), (2, 0), "{report:?}");
+            for consumer in ["a", "b"] {
+                let row = row(&client, "v", consumer).await.unwrap();
+                assert!(row.state == "mounted" && row.healthy, "{row:?}");
+                unmount(&client, "v", consumer).await.unwrap();
+            }
+        }
         w.nothing_left(&client).await;
     });
 }

@@ -429,13 +429,15 @@ impl OperationRequest {
         matches!(self, OperationRequest::Restore { .. })
     }
 
-    /// Copies the volume's row into a request that csid has made of it. Returns false if there is nothing to do: an operation that ended
-    /// meanwhile has unmounted the row, or left other work in it.
+    /// Brings a request that csid made from a row up to date. Returns false if the row is gone, or has work left that another request
+    /// finishes.
     pub(in crate::volume) fn renew(&mut self, volume: &Volume) -> bool {
         match self {
             OperationRequest::Restore { wanted } => {
                 let row = volume.mount(&wanted.key);
-                let row = row.filter(|row| matches!(row.phase, Phase::Mounted | Phase::Waiting));
+                // A restore of another row of the volume may have put this one to rest as lost.
+                let row =
+                    row.filter(|row| matches!(row.phase, Phase::Mounted | Phase::Waiting | Phase::Lost));
                 row.map(|row| *wanted = DesiredMount::of(row)).is_some()
             }
             OperationRequest::Settle { key } => volume.mount(key).is_some(),

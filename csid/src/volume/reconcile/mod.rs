@@ -24,7 +24,7 @@ use crate::volume::context::Context;
 use crate::volume::manager::Volumes;
 use crate::volume::model::paths;
 use crate::volume::model::volume::{DesiredMount, Observed, title};
-use crate::volume::operation::request::OperationRequest;
+use crate::volume::operation::request::{OperationRequest, OperationResponse};
 use crate::volume::probe::{entries, healthy, why};
 
 impl Volumes {
@@ -72,6 +72,7 @@ impl Volumes {
                     OperationRequest::Settle { key: row.key.clone() }
                 }
             };
+            let restores = work.is_restore();
             let list = if matches!(work, OperationRequest::Settle { .. }) {
                 &mut report.undone
             } else {
@@ -87,6 +88,8 @@ impl Volumes {
                 Err(error) => Err(error),
             };
             match done {
+                // The row was unmounted meanwhile.
+                Ok(OperationResponse::Gone) if restores => {}
                 Ok(_) => list.push(name),
                 Err(error) => report.failed.push(format!("{name}: {error}")),
             }
