@@ -140,8 +140,10 @@ fn begin(volume: &mut Volume, wanted: &DesiredMount, paths: Paths, abilities: Ab
         volume.row.namespace.clone_from(&wanted.key.namespace);
         volume.row.volume.clone_from(&wanted.key.volume);
     }
-    // A volume that was published before its plugin could stage is staged when its last publish is gone (rule 21).
-    let can_be_staged = volume.row.staging.is_none() && !volume.published_elsewhere(&wanted.key);
+    // A volume that was published before its plugin could stage is staged by the first mount after its last publish is gone (rule 21).
+    let is_published = volume.mount(&wanted.key).is_some_and(|mount| mount.publish != Leg::Absent)
+        || volume.published_elsewhere(&wanted.key);
+    let can_be_staged = volume.row.staging.is_none() && !is_published;
     if abilities.stages && can_be_staged {
         volume.row.staging = paths.staging;
     }

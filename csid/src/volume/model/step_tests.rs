@@ -512,6 +512,12 @@ fn published_volume_is_not_staged_by_a_new_ability() {
     let (second, next) = ended(&second, unpublish, Outcome::Done { device: None });
     assert!(matches!(next, Next::Gone), "{next:?}");
     assert!(second == volume, "the first mount is as it was");
+    // Nor does the first one again, whose target was unmounted meanwhile.
+    let mut unbound = volume.clone();
+    let row = unbound.mount_mut(&key(1)).unwrap();
+    (row.phase, row.target) = (Phase::Waiting, Leg::Removing);
+    let (unbound, next) = mount(&unbound, 1, true);
+    assert_eq!((run(next).action, unbound.row.staging), (Action::Unbind, None));
     // The first of a volume that has no publish stages it.
     let (volume, next) = step(&volume, MountEvent::Unmount { key: key(1) }).unwrap();
     let (volume, _) = ended(&volume, run(next), Outcome::Done { device: None });
