@@ -294,8 +294,8 @@ impl Task {
         }
     }
 
-    /// Makes and keeps contact. Returns why a process whose time is `limited` was never ready. A process that answers Probe with "not
-    /// ready" has no limit.
+    /// Makes and keeps contact. Returns why a process whose time is `limited` was never ready. Each
+    /// answer "not ready" to Probe begins the limit again.
     async fn contact(&mut self, limited: bool) -> String {
         let limit = Instant::now() + self.shared.pace.start;
         let mut reached = false;
@@ -321,7 +321,7 @@ impl Task {
                 Look::Wait => {
                     self.set("probing", "Probe says that the plugin is not ready yet", None).await;
                     // The plugin answers, and says that it works. Started again it would begin from the start.
-                    limit = None;
+                    limit = limit.map(|_| Instant::now() + self.shared.pace.start);
                     self.shared.pace.probe
                 }
                 Look::Failed(why) => {

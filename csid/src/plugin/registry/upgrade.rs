@@ -259,7 +259,8 @@ impl Plugins {
         let is_decided = state.wait_for(|seen| seen.ready.is_some() || seen.view.state == "failed");
         let start = self.0.shared.pace.start;
         let patience = match spec.supervision {
-            // The instance's task ends it in time. It leaves a process running whose mounts the host would not see.
+            // The instance's task ends it in time. It leaves a process running that says that it is not ready, or whose mounts the
+            // host would not see.
             Supervision::Managed => start * 2,
             Supervision::Unit | Supervision::External => start,
         };
