@@ -52,11 +52,15 @@ impl Origin {
 pub fn lock(dir: &File, id: &str) -> Result<()> {
     let give_up = Instant::now() + PATIENCE;
     loop {
-        if serve::caller_has_gone() {
-            return Err(Error::Busy(id.to_owned()));
-        }
         match flock(dir, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) if serve::caller_has_gone() => {
+                flock(dir, FlockOperation::Unlock).at("unlock", Path::new(id))?;
+                return Err(Error::Busy(id.to_owned()));
+            }
             Ok(()) => return Ok(()),
+            Err(rustix::io::Errno::WOULDBLOCK) if serve::caller_has_gone() => {
+                return Err(Error::Busy(id.to_owned()));
+            }
             Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < give_up => {
                 std::thread::sleep(Duration::from_millis(2));
             }
@@ -146,7 +150,8 @@ pub fn make<M: Serialize>(
     made
 }
 
-/// Removes `PARENT/ID`, whose lock is held, as is the store's. The rename removes it. Files of others in it stay in the renamed directory.
+/// Removes `PARENT/ID`, whose lock is held, as is the store's. After the rename the volume is gone. Files that csi-local did not make
+/// stay in the renamed directory.
 pub fn remove(parent: &Path, id: &str) -> Result<()> {
     let mut gone = parent.join(format!("{GONE}{id}"));
     for n in 1.. {

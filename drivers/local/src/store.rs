@@ -511,19 +511,23 @@ mod tests {
         assert_eq!(dirs::names(&volumes).unwrap(), Vec::<String>::new());
     }
 
+    fn small() -> Range {
+        Range::new(1 << 20, 0).unwrap()
+    }
+
     #[test]
     fn foreign_file_in_a_deleted_volume_stops_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
         let volumes = dir.path().join("volumes");
         for n in 0..3 {
-            store.create("v", Content::Block, Range::default(), None).unwrap();
+            store.create("v", Content::Block, small(), None).unwrap();
             std::fs::write(volumes.join("v/image.bak"), format!("{n}")).unwrap();
             store.delete("v", true).unwrap();
             assert!(matches!(store.read("v"), Err(Error::NoVolume(_))));
         }
         let store = Store::open(dir.path()).unwrap();
-        store.create("other", Content::Block, Range::default(), None).unwrap();
+        store.create("other", Content::Block, small(), None).unwrap();
         let gone = [".gone-v", ".gone-v.1", ".gone-v.2"];
         assert_eq!(dirs::names(&volumes).unwrap(), [&gone[..], &["other"]].concat());
         for (n, gone) in gone.iter().enumerate() {
@@ -533,8 +537,8 @@ mod tests {
         // What a create leaves may have such a file, too. Only that volume cannot be made.
         std::fs::create_dir(volumes.join(".new-w")).unwrap();
         std::fs::write(volumes.join(".new-w/x"), "").unwrap();
-        assert!(matches!(store.create("w", Content::Block, Range::default(), None), Err(Error::Io { .. })));
-        store.create("third", Content::Block, Range::default(), None).unwrap();
+        assert!(matches!(store.create("w", Content::Block, small(), None), Err(Error::Io { .. })));
+        store.create("third", Content::Block, small(), None).unwrap();
     }
 
     #[test]
@@ -554,7 +558,7 @@ mod tests {
         drop(held);
         assert!(matches!(store.create("v", Content::Block, all, None), Err(Error::OutOfRange(_))));
         assert!(matches!(store.content_of("v", &source), Err(Error::NoSnapshot(_))));
-        store.create("v", Content::Block, Range::default(), None).unwrap();
+        store.create("v", Content::Block, small(), None).unwrap();
         assert_eq!(store.content_of("v", &source).unwrap(), Content::Block, "its source is gone");
     }
 
@@ -563,7 +567,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
         for name in ["bad", "missing", "good"] {
-            store.create(name, Content::Block, Range::new(1 << 20, 0).unwrap(), None).unwrap();
+            store.create(name, Content::Block, small(), None).unwrap();
         }
         store.snapshot("bad", "bad").unwrap();
         for of in ["volumes", "snapshots"] {
@@ -574,15 +578,12 @@ mod tests {
         let listed: Vec<_> = store.list().unwrap().into_iter().map(|listed| listed.id).collect();
         assert_eq!(listed, ["good"]);
         assert!(store.snapshots().unwrap().is_empty());
-        store.create("new", Content::Block, Range::new(1 << 20, 0).unwrap(), None).unwrap();
+        store.create("new", Content::Block, small(), None).unwrap();
         store.expand("good", Range::new(2 << 20, 0).unwrap()).unwrap();
-        assert!(matches!(
-            store.create("bad", Content::Block, Range::default(), None),
-            Err(Error::Meta { .. })
-        ));
+        assert!(matches!(store.create("bad", Content::Block, small(), None), Err(Error::Meta { .. })));
         for name in ["bad", "missing"] {
             store.delete(name, true).unwrap();
-            store.create(name, Content::Block, Range::default(), None).unwrap();
+            store.create(name, Content::Block, small(), None).unwrap();
         }
         store.delete_snapshot("bad").unwrap();
     }
