@@ -10,7 +10,7 @@ use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 use std::{io, process, ptr};
 
-use csid_client::{CallOptions, Client, Error, Session};
+use csid_client::{CallOptions, Client, Error, Kind, Session};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use serde::Serialize;
@@ -27,6 +27,8 @@ use crate::row::{csi_row, cstring};
 const AGAIN: Duration = Duration::from_millis(200);
 /// The time after which it is no longer sent.
 const UNTIL: Duration = Duration::from_secs(30);
+/// The time for which csid may not know an operation whose call it has read.
+const UNKNOWN: Duration = Duration::from_secs(5);
 
 /// The result of an operation: rows, or a descriptor until the caller takes it.
 #[derive(Default)]
@@ -192,13 +194,20 @@ async fn drive<A, F>(
     .await;
 }
 
-/// Asks csid to end an operation, and returns when csid has answered.
+/// Asks csid to end an operation, and returns when csid has begun that, or has not known the operation for some seconds. A call may wait for
+/// the volume's record before csid knows its operation.
 async fn cancel(session: &Session, op: &csi_op) {
     let id = op.id.to_string_lossy();
+    let mut unknown_since = None;
     loop {
         if let Ok(client) = session.client().await {
             match client.cancel_operation(&id).await {
                 Err(error) if error.lost() => session.forget(&client).await,
+                Err(Error::Csid(error)) if error.kind == Kind::NotFound => {
+                    if unknown_since.get_or_insert_with(Instant::now).elapsed() > UNKNOWN {
+                        return;
+                    }
+                }
                 _ => return,
             }
         }

@@ -5,6 +5,7 @@ mod programs;
 
 use std::process::Command;
 
+use csid_client::{AccessMode, DeregisterOptions};
 use csid_tests::ask::*;
 use csid_tests::dbus::{Bus, Policy};
 use csid_tests::script::{self, Act, Rule};
@@ -188,6 +189,8 @@ fn deadline_holds_whatever_csid_does() {
     in_all_ways("deadline", async |w: &mut World, way| {
         let client = running(w).await;
         w.plugin("p").rules([slow(), Rule::always("NodeStageVolume", Act::Delay(300)).of("v")]);
+        // A host with registered volumes looks for a volume's record before it begins the operation.
+        registered(&client, "other", &[AccessMode::SingleNodeWriter]).await;
         let mut program = Program::start(w, "deadline", way, &[]);
         let csid = rustix::process::Pid::from_raw(w.csid_pid().cast_signed()).unwrap();
         program.asks("stop csid").await;
@@ -198,6 +201,7 @@ fn deadline_holds_whatever_csid_does() {
         program.answer();
         program.ends().await;
         w.plugin("p").honest();
+        client.deregister_volume(NAMESPACE, "other", DeregisterOptions::default()).await.unwrap();
         w.nothing_left(&client).await;
     });
 }
