@@ -161,7 +161,9 @@ impl Cluster {
             }
         };
         let forget = ahead.is_some();
-        let row = NodeRow { boot: hello.boot.clone(), state, ahead, ..row };
+        // The node has its former journal again.
+        let other = row.other.clone().filter(|other| !other.is_machine(&hello.machine_id, &hello.boot));
+        let row = NodeRow { boot: hello.boot.clone(), state, ahead, other, ..row };
         let drain = row.drain();
         let session = SessionRow { since_usec: now_usec(), boot: hello.boot.clone() };
         let (of_node, of_session) = (

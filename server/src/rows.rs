@@ -229,12 +229,11 @@ impl NodeRow {
         matches!(self.state, NodeState::Ready | NodeState::Draining)
     }
 
-    /// Returns whether the servers refuse the node until an operator accepts it, though its own machine runs: the node has seen what etcd
-    /// does not have, or it has another journal than before in the same boot.
+    /// Returns whether the servers refuse the node until an operator accepts it: the node has seen what etcd does not have, or it has another
+    /// journal than before in the same boot. The machine ran at its last Hello, and may be off since.
     pub fn awaits_acceptance(&self) -> bool {
-        let is_own =
-            |other: &OtherMachine| (&other.machine_id, &other.boot) == (&self.machine_id, &self.boot);
-        self.ahead.as_ref().is_some_and(|ahead| !ahead.accepted) || self.other.as_ref().is_some_and(is_own)
+        self.ahead.as_ref().is_some_and(|ahead| !ahead.accepted)
+            || self.other.as_ref().is_some_and(|other| other.is_machine(&self.machine_id, &self.boot))
     }
 
     /// Returns whether the node's machine is off, by an operator's word. A node that is blocked may be fenced, too.
@@ -274,6 +273,13 @@ pub struct OtherMachine {
     pub since_usec: u64,
     #[serde(flatten)]
     pub rest: Map<String, Value>,
+}
+
+impl OtherMachine {
+    /// Returns whether this is the machine with this id, in this boot.
+    pub fn is_machine(&self, machine_id: &str, boot: &str) -> bool {
+        (self.machine_id.as_str(), self.boot.as_str()) == (machine_id, boot)
+    }
 }
 
 /// A generation and a revision of it that a node has seen, and that etcd does not have.
