@@ -219,7 +219,7 @@ impl Driver {
         let operation = operation_id(PROGRAM)?;
         let unmounted = self.unmounted_as(&operation, &body.name, Engine::Podman, end).await;
         if let Err(failure) = unmounted {
-            // A csid that does not answer may have the Unmount. If csid keeps the mount then, the sweep unmounts.
+            // A csid that does not answer may have the Unmount. If it has none, the mount has no use from here on, and the sweep unmounts.
             if self.keeps(&operation, &body.name, Engine::Podman).await.unwrap_or(false) {
                 if let Err(error) = self.users.add(volume, &body.id) {
                     tracing::warn!(volume = body.name, %error, "a use of Podman is not counted");
