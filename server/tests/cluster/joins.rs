@@ -45,6 +45,31 @@ async fn hello_of_another_machine_or_cluster_is_refused() {
 }
 
 #[tokio::test]
+async fn note_of_another_journal_ends_with_a_join() {
+    let site = Site::start(1).await;
+    let notes = async |name: &str, change: &dyn Fn(&mut Hello)| {
+        let node = site.node(name);
+        drop(node.join(0).await);
+        let mut other = node.hello.clone();
+        change(&mut other);
+        let (first, _) = open(&mut node.client(0), other).await.unwrap();
+        assert!(matches!(&first, First::Refused(of) if of == "another-machine"), "{first:?}");
+        let mut has_note = Vec::new();
+        for joins in [false, true] {
+            if joins {
+                drop(node.join(0).await);
+            }
+            let row = site.raw().await.below(&format!("/csid/v1/node/{name}")).await.remove(0);
+            has_note.push(String::from_utf8(row.value).unwrap().contains("\"other\""));
+        }
+        has_note
+    };
+    assert_eq!(notes("n1", &|hello| hello.journal_id = "another".into()).await, [true, false]);
+    let of_machine = notes("n2", &|hello| hello.machine_id = "another".into()).await;
+    assert_eq!(of_machine, [true, true], "the other machine may run, too");
+}
+
+#[tokio::test]
 async fn welcome_names_the_servers_that_run() {
     let site = Site::start(2).await;
     let node = site.node("n1");
