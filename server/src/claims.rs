@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use csi_proto::cluster::v1::to_node::Is;
-use csi_proto::cluster::v1::{Accepted, ClaimAsk, ClaimChanged, Done, Granted, Owed, ReleaseAsk};
+use csi_proto::cluster::v1::{Accepted, ClaimAsk, ClaimChanged, Granted, Owed, ReleaseAsk, Released};
 use csi_proto::identity::{Identity, Role, is_member_name};
 use csid::error::{Obstacle, Step, shortened};
 use csid::store::registry::{Claim, ClaimState, Queued, Record, Registry, VolumeName};
@@ -412,8 +412,8 @@ impl Cluster {
         Ok(Some(step(after, guards)))
     }
 
-    /// Has a claim released, and waits until it is free.
-    pub async fn release(&self, caller: &Identity, ask: ReleaseAsk) -> Result<Done> {
+    /// Has a claim released, and waits until it is free. Or returns the ID of the claim, if that is what is asked for.
+    pub async fn release(&self, caller: &Identity, ask: ReleaseAsk) -> Result<Released> {
         let name = rules::volume_name(&ask.namespace, &ask.volume)?;
         check_name("consumer", &ask.consumer)?;
         self.require(caller, &name.namespace, May::ReleaseOthers)?;
@@ -428,12 +428,17 @@ impl Cluster {
             0 => RELEASE,
             ms => Duration::from_millis(ms).min(RELEASE),
         };
+        if ask.asks_id {
+            let record = self.registry.record(name).await?;
+            let claim = record.claim_at(&ask.consumer, &ask.node);
+            return Ok(Released { claim: claim.map(|claim| claim.id.clone()).unwrap_or_default() });
+        }
         let deadline = Instant::now() + limit;
-        let Some(id) = self.begin_release(caller, &name, &ask).await? else { return Ok(Done {}) };
+        let Some(id) = self.begin_release(caller, &name, &ask).await? else { return Ok(Released::default()) };
         loop {
             let record = self.registry.record(name.clone()).await?;
             if record.claim_at(&ask.consumer, &ask.node).is_none_or(|claim| claim.id != id) {
-                return Ok(Done {});
+                return Ok(Released::default());
             }
             let changed = async {
                 tokio::select! {
@@ -458,7 +463,8 @@ impl Cluster {
         }
     }
 
-    /// Writes that a claim is released, or ends it by force. Returns its id. `None`: there is no such claim.
+    /// Writes that a claim is released, or ends it by force. Returns its id. `None`: there is no such claim, or the one that is meant has
+    /// ended.
     async fn begin_release(
         &self,
         caller: &Identity,
@@ -468,7 +474,10 @@ impl Cluster {
         for _ in 0..TRIES {
             let mut guards = self.guards_of(caller).await?;
             let record = self.registry.record(name.clone()).await?;
-            let Some(claim) = record.claim_at(&ask.consumer, &ask.node) else { return Ok(None) };
+            let is_meant = |claim: &&Claim| ask.claim.is_empty() || claim.id == ask.claim;
+            let Some(claim) = record.claim_at(&ask.consumer, &ask.node).filter(is_meant) else {
+                return Ok(None);
+            };
             let id = claim.id.clone();
             let event = match ask.force {
                 true => by_force(&record, &ask.node, &ask.consumer),

@@ -8,9 +8,9 @@ use csi_proto::cluster::v1::cluster_server::Cluster as Calls;
 use csi_proto::cluster::v1::from_node::Is as From;
 use csi_proto::cluster::v1::to_node::Is as To;
 use csi_proto::cluster::v1::{
-    Accepted, CallName, ChangeAsk, ClaimAsk, ClaimPage, Done, Drained, Explanation, FromNode, Granted, Held,
-    HeldClaims, Hello, InventoryAsk, InventoryPage, ListAsk, NodeExpanded, Owed, Plugins, ReleaseAsk, ToNode,
-    VolumeAsk, VolumePage, VolumeRow, Withdrawn,
+    Accepted, CallName, ChangeAsk, ClaimAsk, ClaimPage, Drained, Explanation, FromNode, Granted, Held,
+    HeldClaims, Hello, InventoryAsk, InventoryPage, ListAsk, NodeExpanded, Owed, Plugins, ReleaseAsk,
+    Released, ToNode, VolumeAsk, VolumePage, VolumeRow, Withdrawn,
 };
 use csi_proto::identity::{Identity, Role};
 use csid::error::shortened;
@@ -101,7 +101,7 @@ impl Calls for Service {
         Ok(Response::new(self.cluster.expanded(&caller, request.into_inner()).await?))
     }
 
-    async fn release(&self, request: Request<ReleaseAsk>) -> Result<Response<Done>, Status> {
+    async fn release(&self, request: Request<ReleaseAsk>) -> Result<Response<Released>, Status> {
         let caller = self.cluster.caller(&request)?;
         answered(Edge::AnswerRelease, self.cluster.release(&caller, request.into_inner())).await
     }

@@ -423,11 +423,18 @@ pub async fn release(servers: &Servers, args: Release, json: bool, tried: &mut T
     }
     let what = format!("release the claim of {consumer} on node {node} of {namespace}/{volume}");
     let deadline_ms = wait.deadline.usec().map_or(0, |usec| (usec / 1000).max(1));
-    let ask = ReleaseAsk { namespace, volume, node, consumer, force, deadline_ms };
-    let call = servers.call_within(RELEASE, Some(&what), async |channel| {
-        Ok(ClusterClient::new(channel).release(ask.clone()).await?.into_inner())
-    });
-    call.await?;
+    let ask = ReleaseAsk { namespace, volume, node, consumer, force, deadline_ms, ..ReleaseAsk::default() };
+    let release = async |ask: ReleaseAsk| {
+        let call = servers.call_within(RELEASE, Some(&what), async |channel| {
+            Ok(ClusterClient::new(channel).release(ask.clone()).await?.into_inner())
+        });
+        call.await
+    };
+    // A call that is repeated at another server must not end a claim that the consumer has taken meanwhile.
+    let claim = release(ReleaseAsk { asks_id: true, ..ask.clone() }).await?.claim;
+    if !claim.is_empty() {
+        release(ReleaseAsk { claim, ..ask }).await?;
+    }
     Ok(done(json)?)
 }
 

@@ -241,6 +241,31 @@ async fn operators_release_is_asked_of_the_node() {
 }
 
 #[tokio::test]
+async fn repeated_release_ends_no_later_claim() {
+    let site = Site::start(2).await;
+    site.register("data", "single-node-writer").await;
+    let node = site.node("n1");
+    let _session = node.join(1).await;
+    let first = node.claim(1, "data").await.unwrap();
+    let ask = ReleaseAsk { deadline_ms: 20_000, force: true, ..release_ask("data", "n1") };
+    let release = async |server, ask| site.operator(server, "all").release(ask).await.unwrap().into_inner();
+    let named = release(0, ReleaseAsk { asks_id: true, ..ask.clone() }).await;
+    assert_eq!(named.claim, first);
+    assert_eq!(node.claim(1, "data").await.unwrap(), first, "a question ends no claim");
+    let ask = ReleaseAsk { claim: named.claim, ..ask };
+    release(0, ask.clone()).await;
+    let second = node.claim(1, "data").await.unwrap();
+    assert_ne!(second, first);
+    for force in [false, true] {
+        release(1, ReleaseAsk { force, ..ask.clone() }).await;
+        assert_eq!(node.claim(1, "data").await.unwrap(), second, "the later claim has ended");
+    }
+    let lie = ReleaseAsk { claim: "of another".into(), ..ask };
+    release(0, lie).await;
+    assert_eq!(node.claim(1, "data").await.unwrap(), second);
+}
+
+#[tokio::test]
 async fn context_is_seen_by_the_claims_node_alone() {
     let site = Site::start(1).await;
     let row = site.register("data", "single-node-writer").await;

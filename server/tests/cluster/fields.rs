@@ -109,6 +109,7 @@ const FIELDS: &[(&str, &str, Lie)] = &[
     ),
     ("NodeExpanded", "namespace volume required limit boot", In("node_that_has_done_its_part_owes_nothing")),
     ("ReleaseAsk", "namespace volume node consumer force deadline_ms", In("lie_in_a_release_ends_no_claim")),
+    ("ReleaseAsk", "claim asks_id", In("repeated_release_ends_no_later_claim")),
     ("ChangeAsk", "register deregister validate", In("lie_in_a_registration_is_refused")),
     (
         "ChangeAsk",
