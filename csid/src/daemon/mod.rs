@@ -12,6 +12,7 @@ mod panics;
 mod reload;
 mod sockets;
 
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -118,14 +119,17 @@ fn report(result: anyhow::Result<()>) -> ExitCode {
     }
 }
 
-/// Makes the directories, if systemd has not, and returns their names without symbolic links.
+/// Makes the directories, if systemd has not, and the one of registrations. Returns their names without symbolic links.
 fn made_and_resolved(directories: Directories) -> anyhow::Result<Directories> {
     let resolved = |path: &Path| {
         std::fs::create_dir_all(path).with_context(|| format!("cannot make {}", path.display()))?;
         host::resolve(path).with_context(|| path.display().to_string())
     };
     let (state, runtime) = (resolved(&directories.state)?, resolved(&directories.runtime)?);
-    Ok(Directories { state, runtime, ..directories })
+    let directories = Directories { state, runtime, ..directories };
+    // A plugin that starts after csid makes its socket there at once. If it cannot be made, `watch_registrations` says so.
+    let _ = std::fs::DirBuilder::new().mode(0o700).create(directories.registrations());
+    Ok(directories)
 }
 
 /// The stack of each thread of the runtime. Memory is used as far as the stack has grown. A build without optimisation used up the

@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex};
 
 use csi_proto::cluster::v1::cluster_server::{Cluster, ClusterServer};
 use csi_proto::cluster::v1::{
-    Accepted, CallName, ChangeAsk, ClaimAsk, ClaimInList, ClaimPage, ClaimRow, Done, Explanation, FromNode,
+    Accepted, CallName, ChangeAsk, ClaimAsk, ClaimInList, ClaimPage, ClaimRow, Explanation, FromNode,
     Granted, Held, HeldClaims, InventoryAsk, InventoryPage, ListAsk, NodeExpanded, Owed, Refused, ReleaseAsk,
-    ToNode, VolumeAsk, VolumePage, VolumeRow, Welcome, Withdrawn, to_node,
+    Released, ToNode, VolumeAsk, VolumePage, VolumeRow, Welcome, Withdrawn, to_node,
 };
 use csid_client::{ClaimOptions, Kind};
 use csid_tests::ask::*;
@@ -141,7 +141,7 @@ impl Cluster for Lying {
         unknown()
     }
 
-    async fn release(&self, _: Request<ReleaseAsk>) -> Result<Response<Done>, Status> {
+    async fn release(&self, _: Request<ReleaseAsk>) -> Result<Response<Released>, Status> {
         unknown()
     }
 

@@ -132,8 +132,7 @@ fn target_removed_behind_csids_back_is_bound_again() {
         let client = running(w).await;
         let target = w.path("targets/t");
         fs::create_dir(&target).unwrap();
-        let options =
-            || csid_client::MountOptions { target: Some(target.to_str().unwrap().to_owned()), ..inline("v") };
+        let options = || MountOptions { target: Some(target.to_str().unwrap().to_owned()), ..inline("v") };
         let source = mounted(&client, "job", options()).await;
         fs::write(source.join("file"), "data").unwrap();
         kernel_unmount(&target, UnmountFlags::empty()).unwrap();

@@ -14,7 +14,12 @@ async fn one(w: &mut World) -> Client {
     plugin.kill();
     plugin.set(|script| script.name = ID.to_owned());
     plugin.registers_at(socket);
-    w.start().await
+    let client = w.start().await;
+    assert!(
+        w.path("state/plugins_registry").is_dir(),
+        "csid is ready, and the plugin cannot register itself"
+    );
+    client
 }
 
 async fn is_known(client: &Client) -> bool {
