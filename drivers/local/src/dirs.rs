@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 
 use crate::error::{At, Error, Result};
 use crate::store::{Content, Format, Volume, is_id};
-use crate::{copy, serve};
+use crate::{caller, copy};
 
 /// How long a call waits for another one of the same volume.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -53,12 +53,12 @@ pub fn lock(dir: &File, id: &str) -> Result<()> {
     let give_up = Instant::now() + PATIENCE;
     loop {
         match flock(dir, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) if serve::caller_has_gone() => {
+            Ok(()) if caller::has_gone() => {
                 flock(dir, FlockOperation::Unlock).at("unlock", Path::new(id))?;
                 return Err(Error::Busy(id.to_owned()));
             }
             Ok(()) => return Ok(()),
-            Err(rustix::io::Errno::WOULDBLOCK) if serve::caller_has_gone() => {
+            Err(rustix::io::Errno::WOULDBLOCK) if caller::has_gone() => {
                 return Err(Error::Busy(id.to_owned()));
             }
             Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < give_up => {

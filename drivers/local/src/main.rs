@@ -3,6 +3,7 @@
 //! `store` owns what is on disk, the kernel owns devices and mounts; the three services only translate. Every call
 //! looks before it acts, so that it may be repeated and continues what a killed driver began.
 
+mod caller;
 mod capability;
 mod controller;
 mod copy;

@@ -1,12 +1,10 @@
 //! The server: its socket, its log lines, its end. A running call is finished before the process ends; mounts stay.
 
-use std::cell::RefCell;
 use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -18,6 +16,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Response, Status};
 
+use crate::caller::Caller;
 use crate::controller::Volumes;
 use crate::error::{Error, Result};
 use crate::identity::Plugin;
@@ -114,25 +113,6 @@ fn listen(path: &Path) -> anyhow::Result<UnixListener> {
     listener
 }
 
-thread_local! {
-    /// Whether the caller of the call that this thread runs has gone. `None`: it runs no call.
-    static CALLER_HAS_GONE: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
-}
-
-/// Returns whether the caller of the call that this thread runs has gone. The command line has no caller.
-pub fn caller_has_gone() -> bool {
-    CALLER_HAS_GONE.with_borrow(|gone| gone.as_ref().is_some_and(|gone| gone.load(Ordering::Relaxed)))
-}
-
-/// The side that waits for a call's answer. Its drop says that it has gone.
-struct Caller(Arc<AtomicBool>);
-
-impl Drop for Caller {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 /// Runs a call where it may block, and writes its line in the log. When the caller has gone, the call still runs to its end, unless it
 /// waits for a lock.
 pub async fn blocking<T: Send + 'static>(
@@ -141,14 +121,12 @@ pub async fn blocking<T: Send + 'static>(
     call: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> std::result::Result<Response<T>, Status> {
     let running = Running::new();
-    let caller = Caller(Arc::default());
-    let has_gone = Arc::clone(&caller.0);
+    let caller = Caller::default();
+    let of_caller = caller.call();
     let run = move || {
         let _running = running;
         let start = Instant::now();
-        CALLER_HAS_GONE.set(Some(has_gone));
-        let answer = call();
-        CALLER_HAS_GONE.set(None);
+        let answer = of_caller.run(call);
         let ms = start.elapsed().as_millis() as u64;
         match &answer {
             Ok(_) => tracing::info!(rpc, volume, ms, "ok"),

@@ -347,7 +347,7 @@ impl Store {
             Err(Error::NoVolume(_)) => return Ok(()),
             Err(e) => return Err(e),
         };
-        // A volume whose image somebody removed can still be deleted, and so can one whose metadata is damaged.
+        // A volume without its image can still be deleted, and so can one with damaged metadata.
         let image = dir.join("image");
         let there = image.try_exists().at("look at", &image)?;
         let attached = if there { loops::of_image(&image)? } else { Vec::new() };
