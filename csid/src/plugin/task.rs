@@ -5,7 +5,7 @@
 //!   failed <-> starting ----------------------> probing -----------------------------> ready
 //!     ^                                            ^ |                                  | heartbeat or
 //!     |   process ended, or started by csid        | v Probe fails                      v connection lost
-//!     |   and no answer in 30 s                    | |                                  |
+//!     |   and not ready in 30 s                    | |                                  |
 //!     +-------------------------------------- unhealthy <-------------------------------+
 //! ```
 //!
@@ -294,8 +294,8 @@ impl Task {
         }
     }
 
-    /// Makes and keeps contact. Returns why a process whose time is `limited` was never ready. Each
-    /// answer "not ready" to Probe begins the limit again.
+    /// Makes and keeps contact. Returns why a process whose time is `limited` was never ready. Each answer "not ready" to
+    /// Probe begins the limit again.
     async fn contact(&mut self, limited: bool) -> String {
         let limit = Instant::now() + self.shared.pace.start;
         let mut reached = false;

@@ -583,8 +583,8 @@ impl VolumeActor {
     /// Returns why a queued operation refuses `asked`. `None`: none refuses it. A queued restore refuses nothing, because its row may be
     /// gone when its turn comes.
     fn refusal(&self, asked: &OperationRequest) -> Option<Error> {
-        let queued = self.queue.iter().chain(&self.waiting).filter(|queued| !queued.work.is_restore());
-        queued.into_iter().find_map(|queued| queued.refuses(asked, &self.shared))
+        let mut queued = self.queue.iter().chain(&self.waiting).filter(|queued| !queued.work.is_restore());
+        queued.find_map(|queued| queued.refuses(asked, &self.shared))
     }
 
     /// Returns the place in the queue of an operation that is tried once and has its turn between two tries of `current`. `None`:
