@@ -10,7 +10,7 @@ use csi_proto::identity::Identity;
 use tonic::{Request, Response, Status};
 
 use crate::edges::Edge;
-use crate::failure::Result;
+use crate::failure::{Result, ServerError};
 use crate::fence::LeftAttached;
 use crate::grants::May;
 use crate::places::Kept;
@@ -80,7 +80,7 @@ impl Admin for Service {
         let caller = self.cluster.caller(&request)?;
         let restored = async {
             self.cluster.restored(&caller, &request.into_inner()).await?;
-            self.cluster.list_servers().await
+            self.cluster.list_servers().await.map_err(ServerError::after_a_write)
         };
         answered(Edge::AnswerRestored, restored).await
     }
@@ -93,7 +93,7 @@ impl Admin for Service {
             if !ask.node.is_empty() {
                 self.end_if_over(&ask.node).await;
             }
-            self.cluster.list_servers().await
+            self.cluster.list_servers().await.map_err(ServerError::after_a_write)
         };
         answered(Edge::AnswerResume, resumed).await
     }
@@ -135,17 +135,20 @@ impl Service {
         if is_over {
             self.end_if_over(&node).await;
         }
-        // The claims end when the cluster is normal.
-        let left = match is_fence && self.cluster.meta_now().await?.value.mode == Mode::Normal {
-            true => self.cluster.end_fenced(caller, &node).await?,
-            false => LeftAttached::default(),
-        };
-        match is_forgotten {
-            true => Ok(NodeRow { node, ..NodeRow::default() }),
-            false => {
-                let row = self.cluster.changed_node(&node).await?;
-                Ok(NodeRow { left: left.first, left_count: left.count, ..row })
+        let row = async {
+            // The claims end when the cluster is normal.
+            let left = match is_fence && self.cluster.meta_now().await?.value.mode == Mode::Normal {
+                true => self.cluster.end_fenced(caller, &node).await?,
+                false => LeftAttached::default(),
+            };
+            match is_forgotten {
+                true => Ok(NodeRow { node: node.clone(), ..NodeRow::default() }),
+                false => {
+                    let row = self.cluster.show_node(&node).await?;
+                    Ok(NodeRow { left: left.first, left_count: left.count, ..row })
+                }
             }
-        }
+        };
+        row.await.map_err(ServerError::after_a_write)
     }
 }

@@ -26,9 +26,12 @@ pub enum ServerError {
     /// The volume's registration is another one than the caller of a claim knows.
     #[error(transparent)]
     Changed(Error),
-    /// This server cannot follow etcd, or is about to stop.
+    /// This server does not do it now.
     #[error("{0}")]
     Unavailable(String),
+    /// This server does not reach etcd, does not follow it any more, or is about to stop. etcd may have what the call has written, or get it yet.
+    #[error("{0}")]
+    Away(String),
     #[error(transparent)]
     Etcd(#[from] EtcdError),
     #[error(transparent)]
@@ -46,15 +49,32 @@ impl ServerError {
     pub fn is_unavailable(&self) -> bool {
         match self {
             ServerError::Refused(error) => error.kind == Kind::Unavailable,
-            ServerError::Unavailable(_) => true,
+            ServerError::Unavailable(_) | ServerError::Away(_) => true,
             ServerError::Etcd(error) => is_away(error),
             ServerError::Row(_) | ServerError::Queued(_) | ServerError::Changed(_) => false,
         }
     }
 
+    /// Returns the error of a call that has written something. Such a call is not Unavailable, but Uncertain.
+    pub fn after_a_write(self) -> Self {
+        if !self.is_unavailable() {
+            return self;
+        }
+        let (_, Failure { message, .. }) = answer(self);
+        Error::new(Kind::Uncertain, format!("{message}; the call may have been done")).into()
+    }
+
+    /// Returns the error of a call that may have written something. A server that refuses the call, and a full etcd, have not.
+    pub fn of_a_change(self) -> Self {
+        match self {
+            ServerError::Unavailable(_) | ServerError::Etcd(EtcdError::Full) => self,
+            error => error.after_a_write(),
+        }
+    }
+
     /// Returns the error of a call or session that ends because the server has no etcd, or stops.
     pub fn cut_off() -> Self {
-        ServerError::Unavailable("this server does not follow etcd now, or stops".into())
+        ServerError::Away("this server does not follow etcd now, or stops".into())
     }
 }
 
@@ -65,7 +85,7 @@ impl From<csid::store::registry::RegistryError> for ServerError {
             RegistryError::Full(_) => ServerError::Etcd(EtcdError::Full),
             RegistryError::Unreachable(source) | RegistryError::Ended(source) => {
                 tracing::warn!(error = %source, "a call was not done");
-                ServerError::Unavailable("the server cannot reach etcd".into())
+                ServerError::Away("the server cannot reach etcd".into())
             }
             RegistryError::Failed(source) => match source.downcast::<EtcdError>() {
                 Ok(error) => ServerError::Etcd(*error),
@@ -84,7 +104,9 @@ impl From<ServerError> for csid::store::registry::RegistryError {
         use csid::store::registry::RegistryError;
         match error {
             ServerError::Etcd(error) => error.into(),
-            ServerError::Unavailable(text) => RegistryError::Unreachable(text.into()),
+            ServerError::Unavailable(text) | ServerError::Away(text) => {
+                RegistryError::Unreachable(text.into())
+            }
             ServerError::Refused(error) | ServerError::Queued(error) | ServerError::Changed(error) => {
                 RegistryError::Failed(error.into())
             }
@@ -95,36 +117,39 @@ impl From<ServerError> for csid::store::registry::RegistryError {
 
 impl From<ServerError> for Status {
     fn from(error: ServerError) -> Self {
-        let (code, failure) = match error {
-            ServerError::Refused(error) => refused(error),
-            ServerError::Queued(error) => {
-                let (code, failure) = refused(error);
-                (code, Failure { queued: true, ..failure })
-            }
-            ServerError::Changed(error) => {
-                let (code, failure) = refused(error);
-                (code, Failure { changed: true, ..failure })
-            }
-            ServerError::Unavailable(message) => unavailable(message),
-            ServerError::Etcd(error @ EtcdError::Full) => unavailable(error.to_string()),
-            ServerError::Etcd(error) if is_away(&error) => {
-                // It names etcd's members, which are none of the callers' business.
-                tracing::warn!(%error, "a call was not done");
-                unavailable("the server cannot reach etcd".into())
-            }
-            // The reason may have a part of the value, such as a volume's context.
-            ServerError::Etcd(EtcdError::Unreadable { key, why: _ }) => {
-                tracing::warn!(key, "a value in etcd cannot be read");
-                refused(Error::internal(format!("the value of {key} in etcd cannot be read")))
-            }
-            error @ (ServerError::Etcd(_) | ServerError::Row(_)) => {
-                refused(Error::internal(error.to_string()))
-            }
-        };
+        let (code, failure) = answer(error);
         let message = failure.message.clone();
         let mut metadata = MetadataMap::new();
         metadata.insert_bin(TRAILER, MetadataValue::from_bytes(&failure.encode_to_vec()));
         Status::with_metadata(code, message, metadata)
+    }
+}
+
+/// Returns the code and the failure that a caller gets.
+fn answer(error: ServerError) -> (Code, Failure) {
+    match error {
+        ServerError::Refused(error) => refused(error),
+        ServerError::Queued(error) => {
+            let (code, failure) = refused(error);
+            (code, Failure { queued: true, ..failure })
+        }
+        ServerError::Changed(error) => {
+            let (code, failure) = refused(error);
+            (code, Failure { changed: true, ..failure })
+        }
+        ServerError::Unavailable(message) | ServerError::Away(message) => unavailable(message),
+        ServerError::Etcd(error @ EtcdError::Full) => unavailable(error.to_string()),
+        ServerError::Etcd(error) if is_away(&error) => {
+            // It names etcd's members, which are none of the callers' business.
+            tracing::warn!(%error, "a call was not done");
+            unavailable("the server cannot reach etcd".into())
+        }
+        // The reason may have a part of the value, such as a volume's context.
+        ServerError::Etcd(EtcdError::Unreadable { key, why: _ }) => {
+            tracing::warn!(key, "a value in etcd cannot be read");
+            refused(Error::internal(format!("the value of {key} in etcd cannot be read")))
+        }
+        error @ (ServerError::Etcd(_) | ServerError::Row(_)) => refused(Error::internal(error.to_string())),
     }
 }
 

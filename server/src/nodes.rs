@@ -338,13 +338,6 @@ impl Cluster {
         }
     }
 
-    /// Returns a node that was changed.
-    pub async fn changed_node(&self, node: &str) -> Result<Shown> {
-        let shown = self.show_node(node).await;
-        // Without the answer nobody knows that it was changed.
-        shown.map_err(|error| if error.is_unavailable() { uncertain(node) } else { error })
-    }
-
     pub async fn has_sessions(&self, node: &str) -> Result<bool> {
         Ok(self.rows.has_any(&Rows::Sessions { node: node.to_owned() }).await?)
     }

@@ -162,7 +162,7 @@ impl Presence {
     /// Returns this server's row, or an error while it does not follow etcd.
     pub fn here(&self) -> Result<Here> {
         let away = || self.closed().unwrap_or_else(|| "this server does not follow etcd now".to_owned());
-        self.here.borrow().clone().ok_or_else(|| ServerError::Unavailable(away()))
+        self.here.borrow().clone().ok_or_else(|| ServerError::Away(away()))
     }
 
     pub fn subscribe(&self) -> watch::Receiver<Option<Here>> {
@@ -171,7 +171,7 @@ impl Presence {
 
     /// Returns the error of what ends with the presence.
     pub fn cut_off(&self) -> ServerError {
-        self.closed().map_or_else(ServerError::cut_off, ServerError::Unavailable)
+        self.closed().map_or_else(ServerError::cut_off, ServerError::Away)
     }
 
     /// Waits until this server stops by an administrator's order.

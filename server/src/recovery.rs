@@ -84,7 +84,7 @@ impl Cluster {
             is_as_seen(now, seen)?;
             let after = MetaRow { generation: now.max(past), ..meta.value.clone() };
             let begun = self.begin_recovery(caller, &meta, after, vec![here.guard()]);
-            if self.while_here(begun).await? {
+            if self.while_here(begun).await.map_err(ServerError::of_a_change)? {
                 return Ok(());
             }
         }
@@ -162,15 +162,19 @@ impl Cluster {
     /// Does a step to the end of a recovery. The same call again goes on where an earlier one has ended.
     pub async fn resume(&self, caller: &Identity, ask: &ResumeAsk) -> Result<()> {
         self.require_operator(caller, May::Cluster)?;
+        self.presence.here()?;
         match Step::try_from(ask.step) {
             Ok(Step::Fence) => self.resume_without(caller, ask).await,
             Ok(Step::Forget) => {
                 self.while_here(self.refuse_other_phase(ask.generation)).await?;
-                self.while_here(self.forget_refused(&ask.node, ask.revision)).await?;
+                let forgotten = self.while_here(self.forget_refused(&ask.node, ask.revision)).await;
+                forgotten.map_err(ServerError::of_a_change)?;
                 tracing::warn!(%caller, node = ask.node, "refused claims of a node are forgotten");
                 Ok(())
             }
-            Ok(Step::End) => self.end_recovery(caller, ask.generation).await,
+            Ok(Step::End) => {
+                self.end_recovery(caller, ask.generation).await.map_err(ServerError::of_a_change)
+            }
             Ok(Step::Unknown) | Err(_) => Err(Error::invalid("step: this server does not know it").into()),
         }
     }
@@ -193,7 +197,7 @@ impl Cluster {
         let row = self.while_here(self.node_now(node)).await?;
         // An earlier try of the call, or another operator, was faster.
         if row.is_some_and(|row| row.value.is_fenced_in(*generation)) {
-            return self.end_fenced_if_normal(caller, node).await;
+            return self.end_fenced_if_normal(caller, node).await.map_err(ServerError::after_a_write);
         }
         let is_awaited = meta.value.mode == Mode::Recovering
             && self.while_here(self.missing(*generation)).await?.awaited.contains(node);
@@ -208,7 +212,7 @@ impl Cluster {
         };
         self.change_node(caller, node, &Change::Fence(fence)).await?;
         tracing::warn!(%caller, node, "the cluster recovers without a node");
-        self.end_fenced_if_normal(caller, node).await
+        self.end_fenced_if_normal(caller, node).await.map_err(ServerError::after_a_write)
     }
 
     /// Ends a recovery for which nothing is missing. The claims of fenced nodes end later.

@@ -103,12 +103,14 @@ impl Calls for Service {
 
     async fn release(&self, request: Request<ReleaseAsk>) -> Result<Response<Released>, Status> {
         let caller = self.cluster.caller(&request)?;
-        answered(Edge::AnswerRelease, self.cluster.release(&caller, request.into_inner())).await
+        let released = self.cluster.release(&caller, request.into_inner());
+        self.answer_change(Edge::AnswerRelease, &caller, released).await
     }
 
     async fn change(&self, request: Request<ChangeAsk>) -> Result<Response<VolumeRow>, Status> {
         let caller = self.cluster.caller(&request)?;
-        answered(Edge::AnswerChange, self.change_of(&caller, request.into_inner())).await
+        let changed = self.change_of(&caller, request.into_inner());
+        self.answer_change(Edge::AnswerChange, &caller, changed).await
     }
 
     async fn volume(&self, request: Request<VolumeAsk>) -> Result<Response<VolumeRow>, Status> {
@@ -168,6 +170,22 @@ impl Unwritten {
 }
 
 impl Service {
+    /// Answers a change of a volume or of a claim. An operator learns from `Unavailable` that nothing was done, so this server has to follow etcd
+    /// when the call begins. The answer does not wait for etcd when this server does not follow it any more.
+    async fn answer_change<T>(
+        &self,
+        edge: Edge,
+        caller: &Identity,
+        change: impl Future<Output = Result<T>>,
+    ) -> Result<Response<T>, Status> {
+        if caller.role != Role::Operator {
+            return answered(edge, change).await;
+        }
+        self.cluster.presence.here()?;
+        let change = self.cluster.while_here(change);
+        answered(edge, async { change.await.map_err(ServerError::of_a_change) }).await
+    }
+
     /// Makes a change of a volume.
     async fn change_of(&self, caller: &Identity, ask: ChangeAsk) -> Result<VolumeRow> {
         match ask.what {

@@ -2,15 +2,17 @@
 
 use std::time::{Duration, Instant};
 
+use csi_proto::cluster::v1::change_ask::What;
 use csi_proto::cluster::v1::node_change::Change;
-use csi_proto::cluster::v1::{Accept, BlockAsk, NodeAsk, NodeChange};
+use csi_proto::cluster::v1::{Accept, BlockAsk, ChangeAsk, Deregister, NodeAsk, NodeChange, VolumeAsk};
 use rustix::process::Signal;
 use serde_json::{Value, json};
+use tonic::Code;
 
 use crate::certificates::Pair;
 use crate::far_end::FarEnd;
 use crate::operators::{csictl, operator, operator_file};
-use crate::site::{Refusal, Site, eventually};
+use crate::site::{Refusal, Site, eventually, register};
 
 #[tokio::test]
 async fn without_etcd_csictl_ends_in_time() {
@@ -103,6 +105,61 @@ async fn change_that_etcd_does_not_answer_is_unknown() {
             "Uncertain" => unknown += 1,
             "Unavailable" => assert_eq!(state, answered, "m{n}: what was not done is done"),
             _ => panic!("m{n}: {kind}"),
+        }
+    }
+    assert_ne!(unknown, 0, "no change was on its way to etcd");
+}
+
+/// As above, with volumes that are registered and deregistered.
+#[tokio::test]
+async fn registration_that_etcd_does_not_answer_is_unknown() {
+    const VOLUMES: usize = 48;
+    let site = Site::start(1).await;
+    let operator = site.operator(0, "all");
+    let changing: Vec<_> = (0..VOLUMES)
+        .map(|n| {
+            let mut operator = operator.clone();
+            tokio::spawn(async move {
+                let volume = format!("v{n}");
+                let deregister = Deregister { volume: volume.clone(), ..Deregister::default() };
+                let deregister = ChangeAsk { what: Some(What::Deregister(deregister)) };
+                let mut is_registered = false;
+                loop {
+                    let ask = match is_registered {
+                        true => deregister.clone(),
+                        false => register(&volume, "single-node-writer"),
+                    };
+                    match operator.change(ask).await {
+                        Ok(_) => is_registered = !is_registered,
+                        Err(status) => return (is_registered, Refusal::of(&status).kind),
+                    }
+                }
+            })
+        })
+        .collect();
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    site.etcd.members[0].signal(Signal::STOP);
+    let mut ended = Vec::new();
+    for change in changing {
+        ended.push(tokio::time::timeout(Duration::from_secs(20), change).await.unwrap().unwrap());
+    }
+    // Nothing of a change that begins now can be written.
+    let late = operator.clone().change(register("late", "single-node-writer")).await.unwrap_err();
+    assert_eq!(Refusal::of(&late).kind, "Unavailable", "{late:?}");
+    site.etcd.members[0].signal(Signal::CONT);
+    let show =
+        async |volume: String| operator.clone().volume(VolumeAsk { volume, ..VolumeAsk::default() }).await;
+    eventually("the server has etcd again", async || {
+        show("none".into()).await.is_err_and(|status| status.code() == Code::NotFound)
+    })
+    .await;
+    let mut unknown = 0;
+    for (n, (was_registered, kind)) in ended.into_iter().enumerate() {
+        let is_registered = show(format!("v{n}")).await.is_ok();
+        match kind.as_str() {
+            "Uncertain" => unknown += 1,
+            "Unavailable" => assert_eq!(is_registered, was_registered, "v{n}: what was not done is done"),
+            _ => panic!("v{n}: {kind}"),
         }
     }
     assert_ne!(unknown, 0, "no change was on its way to etcd");
