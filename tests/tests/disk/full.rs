@@ -8,12 +8,13 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
-use csid_client::MountFilter;
+use csid_client::{AccessMode, DeregisterOptions, MountFilter};
 use csid_tests::ask::*;
 use csid_tests::dice::Dice;
+use csid_tests::fault::Fault;
 use csid_tests::power::record;
 use csid_tests::script::{Act, Rule};
-use csid_tests::world::{World, count, world};
+use csid_tests::world::{World, count, eventually, world};
 use rustix::mount::MountFlags;
 
 use crate::clients::{CLIENTS, Dues, REFUSED, caller, check, dues};
@@ -111,4 +112,47 @@ fn spells(seed: u64) {
 #[test]
 fn no_space_for_the_journal_is_an_error_and_no_more() {
     rounds().for_each(spells);
+}
+
+/// Volumes whose deregistrations use up the room in the journal's own log.
+const SPARES: usize = 100;
+
+/// The disk fills up between the commit of an unmount and that of the end of its claim.
+#[test]
+fn claim_of_an_unmount_ends_when_there_is_space() {
+    world(async |w| {
+        let journal = w.path("state/journal");
+        small_disk(&journal, "size=16m");
+        let fault = Fault::of(w);
+        w.add_plugin("p").await;
+        let client = w.start().await;
+        healthy(&client, "p").await;
+        registered(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        for n in 0..SPARES {
+            registered(&client, &format!("spare{n}"), &[AccessMode::SingleNodeWriter]).await;
+        }
+        mount_registered(&client, "v", "one").await.expect("a mount");
+        fault.arm("claim.held");
+        let asking = client.clone();
+        let asked = tokio::spawn(async move { unmount(&asking, "v", "one").await });
+        fault.reached("claim").await;
+        // csid makes room in its own log when a commit finds none. It runs out of that, too.
+        for n in 0.. {
+            fill(&journal);
+            let (spare, options) = (format!("spare{n}"), DeregisterOptions::default());
+            if client.deregister_volume(NAMESPACE, &spare, options).await.is_err() {
+                break;
+            }
+        }
+        fault.disarm();
+        let refused = asked.await.unwrap().unwrap_err();
+        assert!(refused.to_string().contains("no space is left"), "{refused}");
+        let left = claims(&client).await;
+        assert!(left.len() == 1 && !left[0].releasing && rows(&client).await.is_empty(), "{left:?}");
+        make_room(&journal);
+        eventually("the claim ends", async || claims(&client).await.is_empty()).await;
+        mount_registered(&client, "v", "two").await.expect("another consumer's mount");
+        unmount(&client, "v", "two").await.expect("an unmount");
+        w.nothing_left(&client).await;
+    });
 }

@@ -231,7 +231,8 @@ impl<S: Site> Engine<'_, S> {
         self.leave(&mut record, &key.consumer).await
     }
 
-    /// Releases a claim that a Mount took, once the last mount of its consumer is gone. Does nothing for other claims.
+    /// Releases a claim that a Mount took, once the last mount of its consumer is gone. Does nothing for other claims. A release that cannot be
+    /// written is retried without a caller.
     pub(in crate::volume::control) async fn release_implicit(&mut self, key: &ClaimKey) -> Result<()> {
         if self.site.has_mounts_of(key) {
             return Ok(());
@@ -239,9 +240,16 @@ impl<S: Site> Engine<'_, S> {
         let mut record = self.records.registry.record(key.volume.clone()).await?;
         match record.claim(&key.consumer) {
             Some(claim) if claim.by_mount => {
+                let uid = claim.uid;
                 match Box::pin(self.leave_briefly(&mut record, &key.consumer)).await {
                     Err(_) if is_owed(&record, &key.consumer) => Ok(()),
-                    left => left,
+                    left => {
+                        if self.is_left_by_mount(&record, &key.consumer) {
+                            let unfinished = Unfinished { uid, parked: false };
+                            self.site.set_unfinished(Subject::Claim(key.clone()), Some(unfinished));
+                        }
+                        left
+                    }
                 }
             }
             _ => Ok(()),
@@ -459,11 +467,20 @@ impl<S: Site> Engine<'_, S> {
         }
     }
 
+    /// Returns whether a claim is taken that a Mount took, and its consumer has no mount.
+    fn is_left_by_mount(&mut self, record: &Record, consumer: &str) -> bool {
+        let is_by_mount = record
+            .claim(consumer)
+            .is_some_and(|claim| claim.by_mount && claim.state == ClaimState::Taken && !claim.releasing);
+        is_by_mount && !self.site.has_mounts_of(&ClaimKey::new(&record.name, consumer))
+    }
+
     fn note_unfinished(&mut self, record: &Record) {
-        let is_claim =
-            |subject: &Subject| matches!(subject, Subject::Claim(key) if key.volume == record.name);
-        for subject in self.site.unfinished().into_iter().filter(is_claim) {
-            self.site.set_unfinished(subject, None);
+        for subject in self.site.unfinished() {
+            let Subject::Claim(key) = &subject else { continue };
+            if key.volume == record.name && !self.is_left_by_mount(record, &key.consumer) {
+                self.site.set_unfinished(subject, None);
+            }
         }
         for claim in record.claims.iter().filter(|claim| claim.releasing && claim.node == self.records.node) {
             let parked = claim.blocked.is_some();
