@@ -13,6 +13,7 @@ use crate::cluster::Cluster;
 use crate::failure::{Result, ServerError};
 use crate::grants::May;
 use crate::provisioning::failure_name;
+use crate::random;
 use crate::records::{TRIES, busy};
 use crate::view;
 use crate::volume_calls::is_unasked;
@@ -26,7 +27,8 @@ const UNFINISHED: usize = 100;
 enum Wanted {
     /// The plugin, the registration of the volume that is to be created, and whether its source may be used.
     Create(String, Box<Registration>, bool),
-    Delete,
+    /// The ID of the registration that is meant. Empty: any.
+    Delete(String),
     /// The least capacity, and the limit.
     Expand(u64, u64),
 }
@@ -49,7 +51,7 @@ impl Wanted {
     fn rpc(&self) -> DrivenRpc {
         match self {
             Wanted::Create(..) => DrivenRpc::Create,
-            Wanted::Delete => DrivenRpc::Delete,
+            Wanted::Delete(_) => DrivenRpc::Delete,
             Wanted::Expand(..) => DrivenRpc::Expand,
         }
     }
@@ -57,7 +59,7 @@ impl Wanted {
     fn step(&self) -> Step {
         match self {
             Wanted::Create(..) => Step::Create,
-            Wanted::Delete => Step::Delete,
+            Wanted::Delete(_) => Step::Delete,
             Wanted::Expand(..) => Step::Expand,
         }
     }
@@ -65,7 +67,7 @@ impl Wanted {
     fn participle(&self) -> &'static str {
         match self {
             Wanted::Create(..) => "created",
-            Wanted::Delete => "deleted",
+            Wanted::Delete(_) => "deleted",
             Wanted::Expand(..) => "expanded",
         }
     }
@@ -115,14 +117,26 @@ impl Cluster {
             rules::check_credential(&name.namespace, credential)?;
         }
         let (min, max) = (ask.capacity_min, ask.capacity_max);
-        Ok((name, ask.plugin, rules::new_creation(&caller.to_string(), spec, min, max)))
+        let new = rules::new_creation(&caller.to_string(), spec, min, max);
+        Ok((name, ask.plugin, Registration { id: random::name(), ..new }))
     }
 
-    /// Has a plugin delete a volume that is the caller's own. A volume that is not there is deleted already.
+    /// Has a plugin delete a volume that is the caller's own. A volume that is not there is deleted already. Or returns the ID of its
+    /// registration, if that is what is asked for.
     pub async fn delete(&self, caller: &Identity, ask: DeleteAsk) -> Result<VolumeRow> {
         let name = rules::volume_name(&ask.namespace, &ask.volume)?;
         self.require(caller, &name.namespace, May::Delete)?;
-        self.reach(caller, &name, &Wanted::Delete).await
+        match ask.asks_id {
+            true => {
+                self.presence.here()?;
+                let record = self.registry.record(name).await?;
+                refuse_of_another(&record, caller)?;
+                let registration_id = record.registration.as_ref().map(|of| of.id.clone());
+                let registration_id = registration_id.unwrap_or_default();
+                Ok(VolumeRow { registration_id, ..view::row(&record, caller) })
+            }
+            false => self.reach(caller, &name, &Wanted::Delete(ask.id)).await,
+        }
     }
 
     /// Has a plugin's controller expand a volume that is the caller's own. What nodes have to do is in the row.
@@ -170,9 +184,10 @@ impl Cluster {
     async fn begin(&self, caller: &Identity, name: &VolumeName, wanted: &Wanted) -> Result<Looked> {
         let mut guards = self.guards_of(caller).await?;
         let record = self.registry.record(name.clone()).await?;
-        if record.registration.as_ref().is_some_and(|present| present.owner != caller.to_string()) {
-            return Err(another_owner(name));
+        if is_of_later(&record, wanted) {
+            return Ok(deleted(name, caller));
         }
+        refuse_of_another(&record, caller)?;
         let mut after = record.clone();
         match wanted {
             Wanted::Create(plugin, new, is_checked) => match &record.registration {
@@ -196,7 +211,7 @@ impl Cluster {
                     rules::join_creation(&mut after, plugin, new, false)?;
                 }
             },
-            Wanted::Delete => {
+            Wanted::Delete(_) => {
                 begin_deletion(&mut after)?;
                 self.refuse_copied(caller, &record).await?;
             }
@@ -248,23 +263,24 @@ impl Cluster {
     ) -> Result<Looked> {
         self.presence.here()?;
         let record = self.registry.record(name.clone()).await?;
-        if record.registration.as_ref().is_some_and(|present| present.owner != caller.to_string()) {
-            // The caller's volume is gone, and the name is another one's.
-            return Err(another_owner(name));
+        if is_of_later(&record, wanted) {
+            return Ok(deleted(name, caller));
         }
-        if let (Wanted::Delete, Some(Standing::Creating(creation))) =
+        // The caller's volume may be gone, and the name another one's.
+        refuse_of_another(&record, caller)?;
+        if let (Wanted::Delete(_), Some(Standing::Creating(creation))) =
             (wanted, record.registration.as_ref().map(|of| &of.standing))
             && !creation.to_delete
             && record.volume.handle.is_creating()
         {
             // The volume was deleted, and another caller has another one created under the name.
-            return Ok(Looked::Done(Box::new(view::row(&Record::none(name.clone()), caller))));
+            return Ok(deleted(name, caller));
         }
         let has_ended = match (wanted, record.registration.as_ref().map(|of| &of.standing)) {
             (Wanted::Create(..), None) => true,
             // The plugin has refused it. The source of a volume in creation is not confirmed.
-            (Wanted::Delete, Some(Standing::Registered)) => true,
-            (Wanted::Delete, Some(Standing::Creating(_))) => !record.volume.handle.is_creating(),
+            (Wanted::Delete(_), Some(Standing::Registered)) => true,
+            (Wanted::Delete(_), Some(Standing::Creating(_))) => !record.volume.handle.is_creating(),
             // Another caller has the volume deleted.
             (Wanted::Create(..), Some(Standing::Deleting { .. })) => true,
             // The plugin has refused it, or has answered with less.
@@ -298,11 +314,32 @@ impl Cluster {
     }
 }
 
+/// Refuses a change of a volume that another identity has registered or created.
+fn refuse_of_another(record: &Record, caller: &Identity) -> Result<()> {
+    match record.registration.as_ref().is_some_and(|present| present.owner != caller.to_string()) {
+        true => Err(another_owner(&record.name)),
+        false => Ok(()),
+    }
+}
+
+/// Returns whether the volume that is to be deleted is gone, and the name has a later one. Servers of an earlier version gave registrations no
+/// IDs.
+fn is_of_later(record: &Record, wanted: &Wanted) -> bool {
+    let Wanted::Delete(id) = wanted else { return false };
+    let is_other = |of: &Registration| !id.is_empty() && !of.id.is_empty() && of.id != *id;
+    record.registration.as_ref().is_some_and(is_other)
+}
+
+/// Returns that a volume is deleted.
+fn deleted(name: &VolumeName, caller: &Identity) -> Looked {
+    Looked::Done(Box::new(view::row(&Record::none(name.clone()), caller)))
+}
+
 /// Returns whether a record is as wanted.
 fn is_done(record: &Record, wanted: &Wanted) -> bool {
     match (wanted, record.registration.as_ref()) {
         (Wanted::Create(..), of) => of.is_some_and(|of| of.standing == Standing::Registered),
-        (Wanted::Delete, of) => of.is_none(),
+        (Wanted::Delete(_), of) => of.is_none(),
         (Wanted::Expand(..), None) => false,
         (Wanted::Expand(required, _), Some(of)) => {
             // A plugin need not report the capacity. A refusal leaves its error.

@@ -86,6 +86,7 @@ fn row_without_claims(record: &Record, caller: &Identity) -> VolumeRow {
         attachments: attachments(record).take(ATTACHMENTS).map(|at| attachment(at, caller)).collect(),
         attached: None,
         mark: Vec::new(),
+        registration_id: String::new(),
         expansion: registration.and_then(|of| expansion(of, caller)),
         error: registration
             .filter(|of| caller.role == Role::Operator || of.owner == caller.to_string())

@@ -14,6 +14,7 @@ use csid::{Error, Kind};
 use crate::cluster::Cluster;
 use crate::failure::{Result, ServerError};
 use crate::grants::May;
+use crate::random;
 use crate::records::{TRIES, busy};
 use crate::view;
 
@@ -39,7 +40,8 @@ impl Cluster {
             rules::check_credential(&name.namespace, credential)?;
         }
         let volume = VolumeKey::new(ask.plugin.clone(), ask.external_id.clone());
-        Ok((name, volume, rules::new_registration(&caller.to_string(), spec)))
+        let new = rules::new_registration(&caller.to_string(), spec);
+        Ok((name, volume, Registration { id: random::name(), ..new }))
     }
 
     /// Registers a volume, or changes its registration.

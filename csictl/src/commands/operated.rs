@@ -93,8 +93,15 @@ pub async fn volume(servers: &Servers, command: Volume, json: bool, tried: &mut 
             let OneVolume { namespace, volume } = volume;
             let full = format!("{namespace}/{volume}");
             confirmed(&full, &confirm.yes, "The plugin deletes the volume and its data.")?;
-            let delete = What::Delete(DeleteAsk { namespace, volume });
             let what = format!("delete volume {full}");
+            let ask = DeleteAsk { namespace, volume, ..DeleteAsk::default() };
+            let asks_id = What::Delete(DeleteAsk { asks_id: true, ..ask.clone() });
+            let found = changed_within(servers, &what, asks_id, Duration::ZERO).await?;
+            if found.plugin.is_empty() {
+                return Ok(done(json)?);
+            }
+            // A call that is repeated at another server must not delete a volume that was created meanwhile.
+            let delete = What::Delete(DeleteAsk { id: found.registration_id, ..ask });
             change_within(servers, &what, delete, json, limit_of(wait.deadline.usec())).await
         }
         Volume::Expand(args) => {

@@ -120,6 +120,7 @@ mod tests {
         let registration = Registration {
             uid: 0,
             owner: String::new(),
+            id: String::new(),
             spec,
             standing: Standing::Registered,
             origin: Origin::Bus,

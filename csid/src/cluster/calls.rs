@@ -585,7 +585,18 @@ impl Servers for Node {
 
     fn delete(&self, name: VolumeName, until: Instant) -> BoxFuture<'_, Result<()>> {
         async move {
-            let delete = DeleteAsk { namespace: name.namespace, volume: name.volume };
+            let ask = DeleteAsk { namespace: name.namespace, volume: name.volume, ..DeleteAsk::default() };
+            let asked = DeleteAsk { asks_id: true, ..ask.clone() };
+            let found = self.change_until(change_ask::What::Delete(asked), until).await?;
+            if found.plugin.is_empty() {
+                return Ok(());
+            }
+            let id = found.registration_id;
+            if !id.is_empty() {
+                check_name("registration", &id)?;
+            }
+            // A call that is repeated must not delete a volume that was created meanwhile.
+            let delete = DeleteAsk { id, ..ask };
             self.change_until(change_ask::What::Delete(delete), until).await.map(drop)
         }
         .boxed()

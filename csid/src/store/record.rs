@@ -223,6 +223,9 @@ pub struct Registration {
     /// The identity that registered the volume in a cluster, such as `operator/a`. Empty: csid alone has it, for `uid`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub owner: String,
+    /// Random: another registration of the name has another one. Empty: csid alone has it, or a server of an earlier version wrote it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub id: String,
     pub spec: VolumeSpec,
     pub standing: Standing,
     #[serde(default)]

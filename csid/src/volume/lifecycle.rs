@@ -174,6 +174,7 @@ pub(in crate::volume) fn new_registration(uid: u32, spec: VolumeSpec, origin: Or
     Registration {
         uid,
         owner: String::new(),
+        id: String::new(),
         spec,
         standing: Standing::Registered,
         origin,

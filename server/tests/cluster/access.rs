@@ -131,7 +131,7 @@ async fn calls(channel: &Channel, node: &str, namespace: &str) -> BTreeMap<&'sta
     let create_from = ChangeAsk { what: Some(What::CreateFrom(create.clone())) };
     found.insert("create from a source", became(client.change(create_from).await));
     found.insert("create", became(client.change(ChangeAsk { what: Some(What::Create(create)) }).await));
-    let delete = DeleteAsk { namespace: namespace.into(), volume: "nothing".into() };
+    let delete = DeleteAsk { namespace: namespace.into(), volume: "nothing".into(), ..Default::default() };
     found.insert("delete", became(client.change(ChangeAsk { what: Some(What::Delete(delete)) }).await));
     let expand = ExpandAsk { namespace: namespace.into(), volume: "nothing".into(), required: 1, limit: 0 };
     found.insert("expand", became(client.change(ChangeAsk { what: Some(What::Expand(expand)) }).await));

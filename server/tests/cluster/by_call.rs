@@ -271,7 +271,11 @@ async fn call_that_may_not_attach_changes_nothing() {
     assert_eq!(kind(once(&mut all, What::Attach(attach_ask("data", "x"))).await), "NotAuthorized");
     // A volume that is attached stays.
     for what in [
-        What::Delete(csi_proto::cluster::v1::DeleteAsk { namespace: String::new(), volume: "data".into() }),
+        What::Delete(csi_proto::cluster::v1::DeleteAsk {
+            namespace: String::new(),
+            volume: "data".into(),
+            ..Default::default()
+        }),
         What::Deregister(csi_proto::cluster::v1::Deregister {
             namespace: String::new(),
             volume: "data".into(),

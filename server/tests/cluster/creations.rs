@@ -53,7 +53,7 @@ pub fn creating(site: &Site, server: usize, volume: &str) -> JoinHandle<Result<V
 }
 
 pub fn deleting(site: &Site, server: usize, volume: &str) -> JoinHandle<Result<VolumeRow, Refusal>> {
-    let delete = DeleteAsk { namespace: String::new(), volume: volume.into() };
+    let delete = DeleteAsk { namespace: String::new(), volume: volume.into(), ..Default::default() };
     changing(site, server, "operator/all", What::Delete(delete))
 }
 
@@ -201,6 +201,56 @@ async fn refused_creation_leaves_nothing() {
     assert!(!controller.is_called(Duration::from_millis(500)).await, "a call nobody wants");
 }
 
+/// The answer to a deletion may be lost. The caller may have created another volume under the name when its call is repeated.
+#[tokio::test]
+async fn repeated_deletion_deletes_no_later_volume() {
+    let site = Site::start(2).await;
+    let mut controller = Controller::start(&site, "c1", 0).await;
+    let ask = DeleteAsk { volume: "data".into(), ..DeleteAsk::default() };
+    let asks_id = DeleteAsk { asks_id: true, ..ask.clone() };
+    let delete = |server, ask: DeleteAsk| changing(&site, server, "operator/all", What::Delete(ask));
+    let none = delete(0, asks_id.clone()).await.unwrap().unwrap();
+    assert_eq!((none.plugin, none.registration_id), (String::new(), String::new()));
+
+    let mut ids = Vec::new();
+    for external_id in ["ext-first", "ext-later"] {
+        let creation = creating(&site, 0, "data");
+        let call = controller.called().await;
+        controller.end(&call, created(external_id)).await;
+        creation.await.unwrap().unwrap();
+        let found = delete(1, asks_id.clone()).await.unwrap().unwrap();
+        assert_eq!((found.plugin.as_str(), found.external_id.as_str()), ("p", external_id));
+        // The same creation again is of the same volume.
+        creating(&site, 1, "data").await.unwrap().unwrap();
+        let again = delete(0, asks_id.clone()).await.unwrap().unwrap();
+        assert_eq!(again.registration_id, found.registration_id);
+        ids.push(found.registration_id);
+        if ids.len() == 1 {
+            let deletion = delete(0, DeleteAsk { id: ids[0].clone(), ..ask.clone() });
+            let call = controller.called().await;
+            assert!(is_delete(&call), "{call:?}");
+            controller.end(&call, done()).await;
+            deletion.await.unwrap().unwrap();
+        }
+    }
+    assert!(!ids[0].is_empty() && ids[0] != ids[1], "{ids:?}");
+    for server in 0..2 {
+        delete(server, DeleteAsk { id: ids[0].clone(), ..ask.clone() }).await.unwrap().unwrap();
+    }
+    let who = "operator/creates";
+    let denied = changing(&site, 0, who, What::Delete(asks_id.clone())).await.unwrap().unwrap_err();
+    assert_eq!(denied.kind, "NotAuthorized", "{denied:?}");
+    assert!(!controller.is_called(Duration::from_millis(500)).await, "a later volume is deleted");
+    assert!(registration(&site, "data").await.contains("registered"));
+
+    let deletion = delete(1, DeleteAsk { id: ids[1].clone(), ..ask });
+    let call = controller.called().await;
+    assert!(is_delete(&call), "{call:?}");
+    controller.end(&call, done()).await;
+    deletion.await.unwrap().unwrap();
+    nothing_is_left(&site).await;
+}
+
 #[tokio::test]
 async fn two_callers_of_a_name_get_one_volume() {
     let site = Site::start(2).await;
@@ -215,7 +265,7 @@ async fn two_callers_of_a_name_get_one_volume() {
     for who in ["operator/creates", "node/n-creates"] {
         let denied = changing(&site, 1, who, What::Create(other())).await.unwrap().unwrap_err();
         assert_eq!(denied.kind, "NotAuthorized", "{who}: {denied:?}");
-        let delete = DeleteAsk { namespace: String::new(), volume: "data".into() };
+        let delete = DeleteAsk { namespace: String::new(), volume: "data".into(), ..Default::default() };
         let denied = changing(&site, 1, who, What::Delete(delete)).await.unwrap().unwrap_err();
         assert_eq!(denied.kind, "NotAuthorized", "{who}: {denied:?}");
     }

@@ -132,6 +132,7 @@ const FIELDS: &[(&str, &str, Lie)] = &[
     ("CreateAsk", "namespace volume", In("grant_to_create_counts_for_its_namespace_alone")),
     ("CreateAsk", "plugin spec capacity_min capacity_max", In("creation_with_a_wrong_field_is_refused")),
     ("DeleteAsk", "namespace volume", In("grant_to_create_counts_for_its_namespace_alone")),
+    ("DeleteAsk", "id asks_id", In("repeated_deletion_deletes_no_later_volume")),
     ("ExpandAsk", "namespace volume", In("grant_to_create_counts_for_its_namespace_alone")),
     ("ExpandAsk", "required limit", In("expansion_with_a_wrong_field_is_refused")),
     ("SnapshotAsk", "namespace volume", In("grant_to_create_counts_for_its_namespace_alone")),

@@ -154,8 +154,11 @@ async fn grant_to_create_counts_for_its_namespace_alone() {
         call: "call".into(),
         ..SnapshotAsk::default()
     };
-    let delete =
-        |namespace: &str, volume: &str| DeleteAsk { namespace: namespace.into(), volume: volume.into() };
+    let delete = |namespace: &str, volume: &str| DeleteAsk {
+        namespace: namespace.into(),
+        volume: volume.into(),
+        ..Default::default()
+    };
     for (lie, what, kind) in [
         ("another namespace", What::Create(there(create("new"))), "NotAuthorized"),
         (

@@ -574,7 +574,7 @@ async fn volume_that_is_waited_for_is_not_deleted() {
     assert_eq!((holders(&mut raw).await.len(), queue(&mut raw).await.len()), (0, 1));
     let mut operator = site.operator(0, "all");
     let change = |what| ChangeAsk { what: Some(what) };
-    let delete = DeleteAsk { namespace: String::new(), volume: "data".into() };
+    let delete = DeleteAsk { namespace: String::new(), volume: "data".into(), ..Default::default() };
     let refused = operator.change(change(What::Delete(delete))).await.unwrap_err();
     let kind = Refusal::of(&refused).kind;
     let delete = Deregister { namespace: String::new(), volume: "data".into() };

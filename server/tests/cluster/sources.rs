@@ -122,7 +122,7 @@ async fn snapshot_of_an_own_volume_is_a_source() {
         controller.end(&call, copied("ext-copy")).await;
         creation.await.unwrap().unwrap();
         for volume in ["copy", "data"] {
-            let delete = DeleteAsk { namespace: String::new(), volume: volume.into() };
+            let delete = DeleteAsk { namespace: String::new(), volume: volume.into(), ..Default::default() };
             let deletion = changing(&site, 0, who, What::Delete(delete));
             let call = controller.called().await;
             controller.end(&call, done()).await;

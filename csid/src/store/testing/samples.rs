@@ -56,6 +56,7 @@ pub fn record(volume: &str, consumers: &[&str]) -> Record {
     let registration = Registration {
         uid: 7,
         owner: String::new(),
+        id: String::new(),
         spec,
         standing: Standing::Registered,
         origin: Origin::File,
