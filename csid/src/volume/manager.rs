@@ -23,6 +23,7 @@ use crate::volume::context::Context;
 use crate::volume::control::records::Records;
 use crate::volume::control::records::UsableVolume;
 use crate::volume::errors::mount::MountError;
+use crate::volume::model::subject::ClaimKey;
 use crate::volume::model::volume::{DesiredMount, Observed};
 use crate::volume::operation::message::Message;
 use crate::volume::operation::request::{OperationRequest, OperationResponse};
@@ -145,16 +146,20 @@ impl Volumes {
         if !all_tags {
             return self.unmount_one(key, authority, how, uncovered, wait).await;
         }
+        // Each Mount that has no row yet is cancelled at once. The Unmount of a row may wait for the plugin.
+        let mut keys = self.mounting(&key, true);
         let rows = self.mounts_of(&key, true).await?;
-        if rows.is_empty() {
-            // A mount that is under way without a row has its own tag or none.
+        keys.retain(|(of, _)| rows.iter().all(|row| row.key != *of));
+        let keys = keys.into_iter().map(|(key, _)| key).chain(rows.into_iter().map(|row| row.key));
+        let keys: Vec<MountKey> = keys.collect();
+        if keys.is_empty() {
             return self.unmount_one(key, authority, how, None, wait).await;
         }
         // The calls share one operation id, so they run one after another. A failure does not stop the others.
         let mut failed = None;
-        for row in rows {
+        for key in keys {
             let how = Unmounting { must_exist: false, ..how };
-            let ended = self.unmount_one(row.key, authority, how, None, wait.clone()).await;
+            let ended = self.unmount_one(key, authority, how, None, wait.clone()).await;
             failed = failed.or(ended.err());
         }
         failed.map_or(Ok(()), Err)
@@ -215,7 +220,17 @@ impl Volumes {
 
     /// Returns the uids that own a mount, or all mounts of its consumer. They decide which action to authorise.
     pub async fn owners(&self, key: &MountKey, all_tags: bool) -> Result<Vec<u32>> {
-        Ok(self.mounts_of(key, all_tags).await?.iter().map(|row| row.uid).collect())
+        // A Mount that ends meanwhile has its row by then.
+        let mounting = self.mounting(key, all_tags);
+        let rows = self.mounts_of(key, all_tags).await?;
+        Ok(mounting.into_iter().map(|(_, uid)| uid).chain(rows.iter().map(|row| row.uid)).collect())
+    }
+
+    /// Returns the Mounts under way of a key, or of all tags of its consumer, with the uids of their callers. Each may have no row yet.
+    fn mounting(&self, key: &MountKey, all_tags: bool) -> Vec<(MountKey, u32)> {
+        let claim = ClaimKey::of(key);
+        let is_meant = |of: &MountKey| if all_tags { claim.has_mount(of) } else { of == key };
+        self.shared.operations.mounting_where(is_meant)
     }
 
     pub(in crate::volume) async fn mounts_of(&self, key: &MountKey, all_tags: bool) -> Result<Vec<MountRow>> {

@@ -129,6 +129,37 @@ fn all_tags_of_a_consumer_go_at_once() {
     });
 }
 
+/// A Mount that waits for its plugin has no row.
+#[test]
+fn all_tags_end_a_mount_that_waits_for_its_plugin() {
+    world(async |w| {
+        let client = running(w).await;
+        mounted(&client, "job", shared("v")).await;
+        let plugin = w.plugin("p");
+        plugin.kill();
+        eventually("the plugin is away", async || {
+            client.list_plugins().await.unwrap().iter().all(|row| row.state != "ready")
+        })
+        .await;
+        let mut waiting = Vec::new();
+        for tag in ["one", "two"] {
+            let asking = client.clone();
+            waiting.push(tokio::spawn(async move { mount(&asking, "job", tagged(tag)).await }));
+        }
+        eventually("both wait", async || client.list_operations().await.unwrap().len() == 2).await;
+        let all =
+            UnmountOptions { all_tags: Some(true), must_exist: Some(true), ..UnmountOptions::default() };
+        let asking = client.clone();
+        let unmounted = tokio::spawn(async move { unmount_with(&asking, all).await });
+        for mount in waiting {
+            assert_eq!(refusal(mount.await.unwrap()).0, Kind::Cancelled);
+        }
+        w.plugin("p").start().await;
+        unmounted.await.unwrap().unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
 /// A plugin that cannot now would keep the caller for as long as csid tries.
 #[test]
 fn without_waiting_the_first_error_is_the_answer() {

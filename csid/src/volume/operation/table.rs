@@ -390,6 +390,17 @@ impl OperationTable {
             .collect()
     }
 
+    /// Returns the Mounts under way that are meant, with the uids of their callers.
+    pub(in crate::volume) fn mounting_where(
+        &self,
+        is_meant: impl Fn(&MountKey) -> bool,
+    ) -> Vec<(MountKey, u32)> {
+        let table = self.lock();
+        let mounts = table.entries.values().filter(|entry| entry.kind.mounts());
+        let of_entry = |entry: &Entry| Some((entry.subject.as_ref()?.mount()?.clone(), entry.uid));
+        mounts.filter_map(of_entry).filter(|(key, _)| is_meant(key)).collect()
+    }
+
     /// Returns whether callers wait, other than csid itself.
     pub(in crate::volume) fn are_waited_for(&self) -> bool {
         let table = self.lock();
