@@ -239,6 +239,13 @@ impl<S: Site> Engine<'_, S> {
         }
         let mut record = self.records.registry.record(key.volume.clone()).await?;
         match record.claim(&key.consumer) {
+            // Another Mount of the consumer waits at the servers, and keeps its place there.
+            Some(claim)
+                if claim.state == ClaimState::Pending
+                    && self.site.operation().queued.contains(&key.consumer) =>
+            {
+                Ok(())
+            }
             Some(claim) if claim.by_mount => {
                 let uid = claim.uid;
                 match Box::pin(self.leave_briefly(&mut record, &key.consumer)).await {
