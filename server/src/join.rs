@@ -9,8 +9,8 @@ use csid_etcd::{Expected, Guard, RowKey, Rows, Write, Written};
 
 use crate::cluster::{Cluster, Phase, RESTORED, meta_guard, node_guard};
 use crate::edges;
-use crate::failure::Result;
-use crate::joins::{JoinUnderWay, OpenJoin};
+use crate::failure::{Result, ServerError};
+use crate::joins::{JoinUnderWay, OpenJoin, Parted};
 use crate::names::NodeNames;
 use crate::presence::Here;
 use crate::rows::{
@@ -264,11 +264,36 @@ impl Cluster {
 
     /// Removes the row of a session that has ended. A newer session's row stays.
     pub async fn part(&self, node: &str, joining: &Joining) -> Result<()> {
-        let key = RowKey::Session { node: node.to_owned(), server: joining.here.id.clone() };
-        let guard = Guard { key: key.clone(), is: Expected::Revision(joining.revision) };
+        let parted =
+            Parted { node: node.to_owned(), server: joining.here.id.clone(), revision: joining.revision };
+        let removed = self.remove_session(&parted).await;
+        if removed.is_err() {
+            self.joins.keep_parted([parted]);
+        }
+        removed
+    }
+
+    /// Removes the rows of sessions that have ended while etcd gave no answer. etcd may keep their lease for as long as this server runs. Stops at
+    /// the first row that is not removed.
+    pub async fn part_again(&self) {
+        let mut left = self.joins.take_parted().into_iter();
+        while let Some(parted) = left.next() {
+            if self.while_here(self.remove_session(&parted)).await.is_err() {
+                self.joins.keep_parted(std::iter::once(parted).chain(left));
+                return;
+            }
+        }
+    }
+
+    /// Removes the row of a session, unless the node has joined again. Fails if etcd gives no answer that decides.
+    async fn remove_session(&self, Parted { node, server, revision }: &Parted) -> Result<()> {
+        let key = RowKey::Session { node: node.clone(), server: server.clone() };
+        let guard = Guard { key: key.clone(), is: Expected::Revision(*revision) };
         let write = Write { key, value: None, lease: 0 };
-        edges::write(&self.rows, &[guard], vec![write]).await?;
-        Ok(())
+        match edges::write(&self.rows, &[guard], vec![write]).await? {
+            Written::Done { .. } | Written::Refused(_) => Ok(()),
+            Written::Unknown => Err(ServerError::Away("etcd has not decided a write".into())),
+        }
     }
 
     /// Removes the rows of sessions that have not begun: their joins have ended without an outcome. Such a row would keep out the node's next boot.

@@ -8,7 +8,19 @@ use csid_etcd::{Expected, Guard};
 
 /// The joins of nodes at this server that are under way, and those that have ended without an outcome.
 #[derive(Default)]
-pub struct Joins(Mutex<BTreeMap<String, JoinsOfNode>>);
+pub struct Joins {
+    nodes: Mutex<BTreeMap<String, JoinsOfNode>>,
+    /// The sessions that have ended, and whose rows etcd may still have.
+    parted: Mutex<Vec<Parted>>,
+}
+
+/// The row of a session that has ended.
+pub struct Parted {
+    pub node: String,
+    /// The ID of the server that has written the row.
+    pub server: String,
+    pub revision: u64,
+}
 
 #[derive(Default)]
 struct JoinsOfNode {
@@ -48,7 +60,21 @@ pub struct JoinUnderWay<'a> {
 
 impl Joins {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, JoinsOfNode>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn parted(&self) -> MutexGuard<'_, Vec<Parted>> {
+        self.parted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps rows of sessions for another try to remove them.
+    pub fn keep_parted(&self, parted: impl IntoIterator<Item = Parted>) {
+        self.parted().extend(parted);
+    }
+
+    /// Takes the rows of sessions that were not removed.
+    pub fn take_parted(&self) -> Vec<Parted> {
+        std::mem::take(&mut self.parted())
     }
 
     /// Notes that a node joins.

@@ -415,6 +415,7 @@ pub async fn end_sessions(cluster: Arc<Cluster>, sessions: Arc<Sessions>) {
     loop {
         tokio::time::sleep(NODES).await;
         // Without etcd it is tried again.
+        cluster.part_again().await;
         let _ = cluster.end_unbegun(|node| sessions.nodes().iter().any(|(of, _)| of == node)).await;
         let open = sessions.nodes();
         let known = (cluster.registry.nodes_changed(), open.clone());

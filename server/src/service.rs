@@ -298,7 +298,7 @@ impl Service {
         // Without etcd the row stays for a while, and the node joins elsewhere.
         drop(place);
         if let Err(error) = self.cluster.part(node, &joining).await {
-            // The row ends with the lease.
+            // It is tried again every few seconds.
             tracing::debug!(node, %error, "the row of a session was not removed");
         }
     }

@@ -129,3 +129,21 @@ async fn nothing_is_granted_in_a_recovery() {
         assert_eq!(node.claim(0, "data").await, Ok(claim.clone()));
     }
 }
+
+/// An etcd that starts again keeps its leases, so a server keeps its ID. It has given up on the rows of the sessions that have ended.
+#[tokio::test]
+async fn session_that_ended_without_etcd_leaves_no_row() {
+    let mut site = Site::start(1).await;
+    let node = site.node("n1");
+    let mut session = node.join(0).await;
+    let sessions = async |site: &Site| site.raw().await.below("/csid/v1/session/").await.len();
+    assert_eq!(sessions(&site).await, 1);
+    site.etcd.members[0].kill();
+    session.next().await.unwrap_err();
+    drop(session);
+    // A transaction is tried for 30 s.
+    tokio::time::sleep(Duration::from_secs(35)).await;
+    site.etcd.restart(0).await;
+    eventually("the row of the session is gone", async || sessions(&site).await == 0).await;
+    let _other = site.node("n1").join(0).await;
+}
