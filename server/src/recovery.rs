@@ -17,7 +17,7 @@ use csi_proto::cluster::v1::resume_ask::Step;
 use csi_proto::cluster::v1::{FenceAsk, Hello, RestoredAsk, ResumeAsk};
 use csi_proto::identity::Identity;
 use csid::error::shortened;
-use csid::store::registry::{Record, Registry};
+use csid::store::registry::Registry;
 use csid::{Error, Kind};
 use csid_etcd::{Guard, RowKey, Walked, Write, Written};
 
@@ -32,6 +32,8 @@ use crate::time::now_usec;
 
 /// Tries of a change that others are faster with.
 const TRIES: usize = 64;
+/// The most places of a queue that end in one transaction, which has a limit of operations.
+const PLACES: usize = 64;
 /// The most nodes that an error names.
 const NAMED: usize = 16;
 /// The most generations that a recovery leaves out. Each is a restore that was lost, so a greater number is a lie.
@@ -245,12 +247,15 @@ impl Cluster {
             let name = &volume.record.name;
             let mut tries = 0..TRIES;
             loop {
-                tries.next().ok_or_else(|| busy(name))?;
                 let before = self.registry.record(name.clone()).await?;
-                let after = Record { queue: Vec::new(), ..before.clone() };
-                let guards = vec![meta_guard(meta), self.presence.here()?.guard()];
-                if after == before || self.swap(&before, after, guards).await?.is_some() {
+                if before.queue.is_empty() {
                     break;
+                }
+                let mut after = before.clone();
+                after.queue.drain(..before.queue.len().min(PLACES));
+                let guards = vec![meta_guard(meta), self.presence.here()?.guard()];
+                if self.swap(&before, after, guards).await?.is_none() {
+                    tries.next().ok_or_else(|| busy(name))?;
                 }
             }
         }

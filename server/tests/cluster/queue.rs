@@ -15,7 +15,7 @@ use tonic::{Code, Status};
 
 use crate::attach::{Controller, attached, is_publish, node_id, user};
 use crate::fence::set;
-use crate::recovery::{held as held_claim, hold, page, restored, resumed};
+use crate::recovery::{held as held_claim, hold, page, restored, resumed, welcome};
 use crate::site::{First, Node, Raw, Refusal, SOON, Site, eventually, register};
 
 const DATA: &str = "/csid/v1/vol/default/data";
@@ -380,6 +380,16 @@ async fn queue_is_bounded() {
     let last = last.unwrap();
     assert_eq!((last.code, last.kind.as_str()), (Code::ResourceExhausted, "RateLimited"), "{last:?}");
     assert!(last.message.contains("1024"), "{}", last.message);
+
+    // A recovery ends them all, in more than one transaction.
+    restored(&held.site, 0, 1).await.unwrap();
+    let mut sessions = Vec::new();
+    for (node, server) in [(&held.n1, 0), (&held.n2, 1)] {
+        sessions.push(welcome(node, server).await.1);
+        hold(node, server, page(node, 2, vec![], true)).await.unwrap();
+    }
+    resumed(&held.site, 2).await;
+    assert_eq!(queue(&mut held.raw).await, Vec::<String>::new());
 }
 
 #[tokio::test]
@@ -577,7 +587,7 @@ async fn volume_that_is_waited_for_is_not_deleted() {
     let delete = DeleteAsk { namespace: String::new(), volume: "data".into(), ..Default::default() };
     let refused = operator.change(change(What::Delete(delete))).await.unwrap_err();
     let kind = Refusal::of(&refused).kind;
-    let delete = Deregister { namespace: String::new(), volume: "data".into() };
+    let delete = Deregister { namespace: String::new(), volume: "data".into(), ..Default::default() };
     assert_eq!(kind, Refusal::of(&operator.change(change(What::Deregister(delete))).await.unwrap_err()).kind);
     let _session = n2.join(1).await;
     granted(&n2, 1, "c1").await;
