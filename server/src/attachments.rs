@@ -66,7 +66,9 @@ impl Cluster {
             if begun.elapsed() >= CONTROLLER && !progress.has_begun {
                 return Err(too_late(&name, Step::Attach));
             }
-            let Some(record) = self.try_attach(caller, &name, &ask, &mut progress).await? else {
+            let is_begun = progress.has_begun || progress.has_asked;
+            let tried = self.try_attach(caller, &name, &ask, &mut progress).await;
+            let Some(record) = tried.map_err(|error| if is_begun { error.of_begun() } else { error })? else {
                 tries += 1;
                 continue;
             };
@@ -142,7 +144,9 @@ impl Cluster {
             if begun.elapsed() >= CONTROLLER && !has_asked {
                 return Err(too_late(&name, Step::Detach));
             }
-            let Some(record) = self.try_detach(caller, &name, &ask, &mut has_asked).await? else {
+            let is_begun = has_asked;
+            let tried = self.try_detach(caller, &name, &ask, &mut has_asked).await;
+            let Some(record) = tried.map_err(|error| if is_begun { error.of_begun() } else { error })? else {
                 tries += 1;
                 continue;
             };

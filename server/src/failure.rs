@@ -64,6 +64,14 @@ impl ServerError {
         Error::new(Kind::Uncertain, format!("{message}; the call may have been done")).into()
     }
 
+    /// Returns the error of a change that has begun. A refusal does not say any more that nothing was written.
+    pub fn of_begun(self) -> Self {
+        match self {
+            ServerError::Unavailable(text) => ServerError::Away(text),
+            error => error,
+        }
+    }
+
     /// Returns the error of a call that may have written something. A server that refuses the call, and a full etcd, have not.
     pub fn of_a_change(self) -> Self {
         match self {
