@@ -429,6 +429,7 @@ impl Cluster {
             ms => Duration::from_millis(ms).min(RELEASE),
         };
         if ask.asks_id {
+            self.require_unblocked(caller).await?;
             let record = self.registry.record(name).await?;
             let claim = record.claim_at(&ask.consumer, &ask.node);
             return Ok(Released { claim: claim.map(|claim| claim.id.clone()).unwrap_or_default() });

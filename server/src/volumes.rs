@@ -11,6 +11,7 @@ use csid::store::rows::VolumeKey;
 use csid::volume::rules::{self, check_name};
 use csid::{Error, Kind};
 
+use crate::changes::{has_other_id, refuse_of_another};
 use crate::cluster::Cluster;
 use crate::failure::{Result, ServerError};
 use crate::grants::May;
@@ -185,17 +186,21 @@ impl Cluster {
         Err(busy(&name))
     }
 
-    /// Ends a registration of the caller's own. A volume that is not registered is deregistered already.
+    /// Ends a registration of the caller's own. A volume that is not registered is deregistered already. Or returns the ID of the registration, if
+    /// that is what is asked for.
     pub async fn deregister(&self, caller: &Identity, ask: Deregister) -> Result<VolumeRow> {
         let name = rules::volume_name(&ask.namespace, &ask.volume)?;
         self.require(caller, &name.namespace, May::Register)?;
+        if ask.asks_id {
+            return self.registration_to_end(caller, name).await;
+        }
         for _ in 0..TRIES {
             let guards = self.guards_of(caller).await?;
             let record = self.registry.record(name.clone()).await?;
-            let Some(present) = &record.registration else { return Ok(view::row(&record, caller)) };
-            if present.owner != caller.to_string() {
-                return Err(another_owner(&name));
+            if record.registration.is_none() || has_other_id(&record, &ask.id) {
+                return Ok(view::row(&Record::none(name), caller));
             }
+            refuse_of_another(&record, caller)?;
             let after = rules::without_registration(&record).map_err(|error| holders_of(&record, error))?;
             // The record's revision is compared, so no claim is taken meanwhile.
             if self.swap(&record, after, guards).await?.is_some() {

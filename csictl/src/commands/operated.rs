@@ -72,7 +72,12 @@ pub async fn volume(servers: &Servers, command: Volume, json: bool, tried: &mut 
             about("volume deregister", &volume, tried);
             let OneVolume { namespace, volume } = volume;
             let what = format!("deregister volume {namespace}/{volume}");
-            change(servers, &what, What::Deregister(Deregister { namespace, volume }), json).await
+            let ask = Deregister { namespace, volume, ..Deregister::default() };
+            let asks_id = What::Deregister(Deregister { asks_id: true, ..ask.clone() });
+            let Some(id) = registration_id(servers, &what, asks_id, Duration::ZERO).await? else {
+                return Ok(done(json)?);
+            };
+            change(servers, &what, What::Deregister(Deregister { id, ..ask }), json).await
         }
         Volume::Own { volume, from } => {
             about("volume own", &volume, tried);
@@ -95,14 +100,12 @@ pub async fn volume(servers: &Servers, command: Volume, json: bool, tried: &mut 
             confirmed(&full, &confirm.yes, "The plugin deletes the volume and its data.")?;
             let what = format!("delete volume {full}");
             let ask = DeleteAsk { namespace, volume, ..DeleteAsk::default() };
+            let limit = limit_of(wait.deadline.usec());
             let asks_id = What::Delete(DeleteAsk { asks_id: true, ..ask.clone() });
-            let found = changed_within(servers, &what, asks_id, Duration::ZERO).await?;
-            if found.plugin.is_empty() {
+            let Some(id) = registration_id(servers, &what, asks_id, limit).await? else {
                 return Ok(done(json)?);
-            }
-            // A call that is repeated at another server must not delete a volume that was created meanwhile.
-            let delete = What::Delete(DeleteAsk { id: found.registration_id, ..ask });
-            change_within(servers, &what, delete, json, limit_of(wait.deadline.usec())).await
+            };
+            change_within(servers, &what, What::Delete(DeleteAsk { id, ..ask }), json, limit).await
         }
         Volume::Expand(args) => {
             about("volume expand", &args.volume, tried);
@@ -216,6 +219,19 @@ async fn change_within(
         _ => done(json)?,
     }
     Ok(())
+}
+
+/// Asks for the ID of the registration that is to end. A call that is repeated at another server names it, and ends no registration that was
+/// made meanwhile. Empty: the server is of an earlier version. `None`: there is no registration, or a server of an earlier version has ended
+/// it.
+async fn registration_id(
+    servers: &Servers,
+    what: &str,
+    asks: What,
+    limit: Duration,
+) -> anyhow::Result<Option<String>> {
+    let found = changed_within(servers, what, asks, limit).await?;
+    Ok((!found.plugin.is_empty()).then_some(found.registration_id))
 }
 
 /// Changes a volume as [`change_within`] does, and returns the server's answer.

@@ -199,6 +199,18 @@ impl Node {
 }
 
 impl Node {
+    /// Asks for the ID of the registration that is to end. A call that is repeated names it, and ends no registration that was made meanwhile.
+    /// Empty: the server is of an earlier version. `None`: there is no registration, or a server of an earlier version has ended it.
+    async fn registration_id(&self, asks: change_ask::What, until: Instant) -> Result<Option<String>> {
+        let VolumeRow { plugin, registration_id, .. } = self.change_until(asks, until).await?;
+        if !registration_id.is_empty() {
+            check_name("registration", &registration_id)?;
+        }
+        Ok((!plugin.is_empty()).then_some(registration_id))
+    }
+}
+
+impl Node {
     /// Asks the servers one after the other, that of the session first. The controller's node has a session with one of them.
     async fn asked(&self, ask: ChangeAsk) -> Result<VolumeRow> {
         let first = self.joined(SESSION).await?;
@@ -577,7 +589,12 @@ impl Servers for Node {
 
     fn deregister(&self, name: VolumeName, until: Instant) -> BoxFuture<'_, Result<()>> {
         async move {
-            let deregister = Deregister { namespace: name.namespace, volume: name.volume };
+            let ask = Deregister { namespace: name.namespace, volume: name.volume, ..Deregister::default() };
+            let asked = Deregister { asks_id: true, ..ask.clone() };
+            let Some(id) = self.registration_id(change_ask::What::Deregister(asked), until).await? else {
+                return Ok(());
+            };
+            let deregister = Deregister { id, ..ask };
             self.change_until(change_ask::What::Deregister(deregister), until).await.map(drop)
         }
         .boxed()
@@ -587,15 +604,9 @@ impl Servers for Node {
         async move {
             let ask = DeleteAsk { namespace: name.namespace, volume: name.volume, ..DeleteAsk::default() };
             let asked = DeleteAsk { asks_id: true, ..ask.clone() };
-            let found = self.change_until(change_ask::What::Delete(asked), until).await?;
-            if found.plugin.is_empty() {
+            let Some(id) = self.registration_id(change_ask::What::Delete(asked), until).await? else {
                 return Ok(());
-            }
-            let id = found.registration_id;
-            if !id.is_empty() {
-                check_name("registration", &id)?;
-            }
-            // A call that is repeated must not delete a volume that was created meanwhile.
+            };
             let delete = DeleteAsk { id, ..ask };
             self.change_until(change_ask::What::Delete(delete), until).await.map(drop)
         }

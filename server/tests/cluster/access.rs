@@ -121,7 +121,8 @@ async fn calls(channel: &Channel, node: &str, namespace: &str) -> BTreeMap<&'sta
     found.insert("claims", begun(client.claims(list).await).await);
     found.insert("all claims", begun(client.claims(ListAsk::default()).await).await);
     // A volume that is not there has no owner, so the grants alone decide.
-    let deregister = Deregister { namespace: namespace.into(), volume: "nothing".into() };
+    let deregister =
+        Deregister { namespace: namespace.into(), volume: "nothing".into(), ..Default::default() };
     let deregister = ChangeAsk { what: Some(What::Deregister(deregister)) };
     found.insert("deregister", became(client.change(deregister).await));
     let own = OwnAsk { namespace: namespace.into(), volume: "nothing".into(), from: String::new() };

@@ -191,7 +191,7 @@ async fn attached_volume_is_no_misfit_at_any_step() {
     eventually("the claim is free", async || row(&site, "vol/default/data/claim").await.is_empty()).await;
     none("detached").await;
     // The row of a plugin's volume goes with its registration.
-    let deregister = Deregister { namespace: "default".into(), volume: "data".into() };
+    let deregister = Deregister { namespace: "default".into(), volume: "data".into(), ..Default::default() };
     let ask = ChangeAsk { what: Some(What::Deregister(deregister)) };
     site.operator(0, "all").change(ask).await.unwrap();
     none("deregistered").await;

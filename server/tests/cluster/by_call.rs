@@ -279,6 +279,7 @@ async fn call_that_may_not_attach_changes_nothing() {
         What::Deregister(csi_proto::cluster::v1::Deregister {
             namespace: String::new(),
             volume: "data".into(),
+            ..Default::default()
         }),
     ] {
         assert_eq!(kind(once(&mut all, what).await), "Busy");

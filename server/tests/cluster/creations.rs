@@ -7,12 +7,12 @@ use csi_proto::cluster::v1::change_ask::What;
 use csi_proto::cluster::v1::controller_call::Method;
 use csi_proto::cluster::v1::{
     Answer, Attaches, CallClass, CallFailure, Capability, ChangeAsk, ControllerCall, CreateAsk,
-    CreatedVolume, DeleteAsk, PluginReport, Spec, VolumeRow,
+    CreatedVolume, DeleteAsk, Deregister, PluginReport, Spec, VolumeRow,
 };
 use tokio::task::JoinHandle;
 
 use crate::attach::{Controller, claiming, head, healthy, row, user};
-use crate::site::{First, Refusal, Site, eventually};
+use crate::site::{First, Refusal, Site, eventually, register};
 
 /// The call that creates a volume of plugin `p` in the namespace `default`.
 pub fn create(volume: &str) -> CreateAsk {
@@ -219,7 +219,7 @@ async fn repeated_deletion_deletes_no_later_volume() {
         controller.end(&call, created(external_id)).await;
         creation.await.unwrap().unwrap();
         let found = delete(1, asks_id.clone()).await.unwrap().unwrap();
-        assert_eq!((found.plugin.as_str(), found.external_id.as_str()), ("p", external_id));
+        assert_eq!(found.plugin, "p", "{external_id}");
         // The same creation again is of the same volume.
         creating(&site, 1, "data").await.unwrap().unwrap();
         let again = delete(0, asks_id.clone()).await.unwrap().unwrap();
@@ -248,6 +248,33 @@ async fn repeated_deletion_deletes_no_later_volume() {
     assert!(is_delete(&call), "{call:?}");
     controller.end(&call, done()).await;
     deletion.await.unwrap().unwrap();
+    nothing_is_left(&site).await;
+}
+
+#[tokio::test]
+async fn repeated_deregister_ends_no_later_registration() {
+    let site = Site::start(2).await;
+    let ask = Deregister { volume: "data".into(), ..Deregister::default() };
+    let deregister = |server, ask: Deregister| changing(&site, server, "operator/all", What::Deregister(ask));
+    let asks_id = Deregister { asks_id: true, ..ask.clone() };
+    let mut ids = Vec::new();
+    for _ in 0..2 {
+        let register = register("data", "single-node-writer").what.unwrap();
+        changing(&site, 0, "operator/all", register).await.unwrap().unwrap();
+        let found = deregister(1, asks_id.clone()).await.unwrap().unwrap();
+        assert_eq!((found.plugin.as_str(), &found.spec), ("p", &None));
+        let id = found.registration_id;
+        if ids.is_empty() {
+            deregister(0, Deregister { id: id.clone(), ..ask.clone() }).await.unwrap().unwrap();
+            let none = deregister(1, asks_id.clone()).await.unwrap().unwrap();
+            assert_eq!((none.plugin, none.registration_id), (String::new(), String::new()));
+        }
+        ids.push(id);
+    }
+    assert!(!ids[0].is_empty() && ids[0] != ids[1], "{ids:?}");
+    deregister(1, Deregister { id: ids[0].clone(), ..ask.clone() }).await.unwrap().unwrap();
+    assert!(registration(&site, "data").await.contains("registered"), "a later registration has ended");
+    deregister(0, Deregister { id: ids[1].clone(), ..ask }).await.unwrap().unwrap();
     nothing_is_left(&site).await;
 }
 

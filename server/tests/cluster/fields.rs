@@ -128,6 +128,7 @@ const FIELDS: &[(&str, &str, Lie)] = &[
     ("ChangeAsk", "own", In("operator_owns_what_a_gone_node_registered")),
     ("OwnAsk", "namespace volume from", In("operator_owns_what_a_gone_node_registered")),
     ("Deregister", "namespace volume", In("lie_in_a_registration_is_refused")),
+    ("Deregister", "id asks_id", In("repeated_deregister_ends_no_later_registration")),
     ("ValidateAsk", "namespace volume capabilities", In("lie_in_a_registration_is_refused")),
     ("CreateAsk", "namespace volume", In("grant_to_create_counts_for_its_namespace_alone")),
     ("CreateAsk", "plugin spec capacity_min capacity_max", In("creation_with_a_wrong_field_is_refused")),

@@ -98,7 +98,7 @@ async fn lie_in_a_registration_is_refused() {
     for (namespace, volume, kind) in
         [("shared", "data", "NotAuthorized"), ("", "data", "NotAuthorized"), ("", "", "InvalidArgument")]
     {
-        let of = Deregister { namespace: namespace.into(), volume: volume.into() };
+        let of = Deregister { namespace: namespace.into(), volume: volume.into(), ..Default::default() };
         assert_eq!(refused(&mut client, What::Deregister(of)).await, kind, "{namespace} {volume}");
         let of = ValidateAsk { namespace: namespace.into(), volume: volume.into(), ..ValidateAsk::default() };
         // A plugin may be asked about any volume of a namespace with the grant. None has joined.

@@ -259,9 +259,13 @@ async fn owner_registers_no_more_than_its_limit() {
     }
     site.operator(0, "registers").change(of_other).await.unwrap();
     // The end of a registration frees its place.
-    all.change(ask(What::Deregister(Deregister { namespace: String::new(), volume: "a".into() })))
-        .await
-        .unwrap();
+    all.change(ask(What::Deregister(Deregister {
+        namespace: String::new(),
+        volume: "a".into(),
+        ..Default::default()
+    })))
+    .await
+    .unwrap();
     all.change(of("d")).await.unwrap();
     assert!(is_over_the_limit(&all.change(of("e")).await.unwrap_err()));
 }

@@ -308,7 +308,9 @@ async fn operator_owns_what_a_gone_node_registered() {
         What::Own(OwnAsk { namespace: namespace.into(), volume: volume.into(), from: from.into() })
     };
     let own = |namespace: &str, volume: &str| of(namespace, volume, "node/n-registers");
-    let deregister = || What::Deregister(Deregister { namespace: String::new(), volume: "data".into() });
+    let deregister = || {
+        What::Deregister(Deregister { namespace: String::new(), volume: "data".into(), ..Default::default() })
+    };
     let kind = |refused: Result<_, Status>| refused.map(|_| ()).map_err(|status| Refusal::of(&status).kind);
     // `registers` may register, and admit no node. `anna` may admit, and not register.
     for who in ["registers", "anna", "releases"] {
@@ -366,7 +368,7 @@ async fn volume_is_deregistered_by_its_owner_when_unused() {
     let site = Site::start(1).await;
     site.register("data", "single-node-writer").await;
     let deregister = |volume: &str| {
-        let of = Deregister { namespace: "default".into(), volume: volume.into() };
+        let of = Deregister { namespace: "default".into(), volume: volume.into(), ..Default::default() };
         ChangeAsk { what: Some(What::Deregister(of)) }
     };
     let node = site.node("n1");

@@ -87,7 +87,7 @@ fn mount_asks_a_server_once_for_its_volume() {
 /// Has an operator register `data` as another volume of the plugin.
 async fn replace(site: &Site) {
     let mut operator = site.operator(0, "all");
-    let old = Deregister { namespace: "default".into(), volume: "data".into() };
+    let old = Deregister { namespace: "default".into(), volume: "data".into(), ..Default::default() };
     operator.change(ChangeAsk { what: Some(What::Deregister(old)) }).await.unwrap();
     let mut new = site::register("data", "single-node-writer");
     let Some(What::Register(register)) = &mut new.what else { unreachable!() };
