@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::ensure;
-use csid_client::{Client, Error, MountFilter, MountRow, Restore, Target};
+use csid_client::{Client, Error, MountFilter, MountRow, ReconcileOptions, Restore, Target};
 use serde_json::json;
 use tokio::time::{Instant, timeout_at};
 
@@ -19,6 +19,9 @@ const PAUSES: (Duration, Duration) = (Duration::from_secs(2), Duration::from_mil
 /// The states of a mount that csid is about to make, or of which it does not know whether it is there.
 const UNDER_WAY: [&str; 3] = ["waiting", "mounting", "uncertain"];
 
+/// What a damaged journal means for the mounts of a boot.
+const DAMAGED: &str = "csid's journal is damaged, it may lack mounts that come back after a reboot";
+
 /// Why the wait has not ended.
 enum Unfinished {
     /// csid cannot be reached.
@@ -29,6 +32,8 @@ enum Unfinished {
     Volume(String),
     /// These mounts are not there yet.
     Mounts(Vec<MountRow>),
+    /// The journal is damaged: rows may be missing.
+    Damaged,
 }
 
 /// Returns the exit code 1 if the deadline passes first, with the mounts that are missing on standard error.
@@ -57,16 +62,19 @@ pub async fn wait_volumes(target: &Target, args: WaitVolumes, json: bool) -> any
         Some(Unfinished::Mounts(rows)) if json => print_json(&json!({ "waiting": rows }))?,
         Some(Unfinished::Mounts(rows)) => {
             eprintln!("csictl: {} mounts are missing after {seconds} s:", rows.len());
-            for row in rows {
-                let (volume, consumer) = (format!("{}/{}", row.namespace, row.volume), row.consumer);
+            for row in &rows {
+                let (volume, consumer) = (format!("{}/{}", row.namespace, row.volume), &row.consumer);
                 let reason = if row.error.is_empty() { String::new() } else { format!(": {}", row.error) };
-                eprintln!("{}", plain(&format!("  {volume} for {consumer}: {}{reason}", row.state)));
+                eprintln!("{}", plain(&format!("  {volume} for {consumer}: {}{reason}", shown_state(row))));
             }
         }
         Some(Unfinished::Volume(volume)) => {
             eprintln!("csictl: {volume} has no mount that csid makes again, after {seconds} s");
         }
         Some(Unfinished::State(state)) => eprintln!("csictl: csid is {state} after {seconds} s"),
+        Some(Unfinished::Damaged) => {
+            eprintln!("csictl: {DAMAGED}, after {seconds} s; see csid(8), A damaged journal");
+        }
         None => eprintln!("csictl: csid has not answered within {seconds} s"),
     }
     Ok(ExitCode::FAILURE)
@@ -82,12 +90,14 @@ impl Unfinished {
             Self::State(state) => of(format!("csid is {state}")),
             Self::Volume(volume) => of(format!("{volume} has no mount that csid makes again")),
             Self::Mounts(rows) => {
-                let first =
-                    rows.first().map(|row| format!(", {}/{} {}", row.namespace, row.volume, row.state));
+                let first = rows
+                    .first()
+                    .map(|row| format!(", {}/{} {}", row.namespace, row.volume, shown_state(row)));
                 let error = rows.iter().map(|row| &row.error).find(|error| !error.is_empty());
                 let step = format!("{} mounts are missing{}", rows.len(), first.unwrap_or_default());
                 Progress { step, error: error.cloned().unwrap_or_default() }
             }
+            Self::Damaged => of(DAMAGED.to_owned()),
         }
     }
 }
@@ -138,26 +148,53 @@ async fn missing(client: &Client, wanted: &[(&str, &str)]) -> csid_client::Resul
         return Ok(Some(Unfinished::State(state)));
     }
     let mut rows = client.list_mounts(MountFilter::default()).await?;
-    // A volume that is named has to have a mount.
-    let is_unknown = |(namespace, volume): &&(&str, &str)| {
-        !rows.iter().any(|row| (row.namespace.as_str(), row.volume.as_str()) == (*namespace, *volume))
-    };
-    if let Some((namespace, volume)) = wanted.iter().find(is_unknown) {
+    if let Some((namespace, volume)) = wanted.iter().find(|name| is_unknown(&rows, name)) {
         return Ok(Some(Unfinished::Volume(format!("{namespace}/{volume}"))));
     }
     rows.retain(|row| is_missing(row, wanted));
-    Ok(match rows.is_empty() {
-        false => Some(Unfinished::Mounts(rows)),
-        true if state == "restoring" => Some(Unfinished::State(state)),
-        true => None,
+    if !rows.is_empty() {
+        return Ok(Some(Unfinished::Mounts(rows)));
+    }
+    Ok(match state.as_str() {
+        "restoring" => Some(Unfinished::State(state)),
+        // The rows of all named volumes are there.
+        "degraded" if wanted.is_empty() && is_damaged(client).await? => Some(Unfinished::Damaged),
+        _ => None,
     })
+}
+
+/// Returns whether csid's journal is damaged. `false` too for a caller that may not reconcile.
+async fn is_damaged(client: &Client) -> csid_client::Result<bool> {
+    // Only a csid with a damaged journal answers this.
+    let begin =
+        ReconcileOptions { dry_run: Some(true), new_journal: Some(true), ..ReconcileOptions::default() };
+    match client.reconcile(begin).await {
+        Ok(_) => Ok(true),
+        Err(Error::Disconnected(reason)) => Err(Error::Disconnected(reason)),
+        Err(_) => Ok(false),
+    }
+}
+
+/// Returns whether no row has the volume as one that csid makes again. A volume that is named has to have such a row.
+fn is_unknown(rows: &[MountRow], (namespace, volume): &(&str, &str)) -> bool {
+    let is_it = |row: &MountRow| row.namespace == *namespace && row.volume == *volume;
+    !rows.iter().any(|row| is_it(row) && row.restore == Restore::Auto.as_str())
 }
 
 /// Returns whether csid is to make the mount by itself and has not done so. `wanted`: the volumes that count; empty: all.
 fn is_missing(row: &MountRow, wanted: &[(&str, &str)]) -> bool {
     row.restore == Restore::Auto.as_str()
-        && UNDER_WAY.contains(&row.state.as_str())
+        && (UNDER_WAY.contains(&row.state.as_str()) || is_gone(row))
         && (wanted.is_empty() || wanted.contains(&(row.namespace.as_str(), row.volume.as_str())))
+}
+
+/// Returns whether the kernel does not show a mount that csid has as mounted. A csid that cannot write its journal keeps the last boot's rows.
+fn is_gone(row: &MountRow) -> bool {
+    row.state == "mounted" && !row.healthy
+}
+
+fn shown_state(row: &MountRow) -> &str {
+    if is_gone(row) { "mounted, but not healthy" } else { &row.state }
 }
 
 #[cfg(test)]
@@ -179,8 +216,44 @@ mod tests {
             assert!(!is_missing(&row("pg", "auto", state), &[("test", "pg"), ("prod", "web")]));
             assert!(!is_missing(&row("pg", "hold", state), &[]));
         }
-        for state in ["mounted", "lost", "unmounting"] {
+        for state in ["lost", "unmounting"] {
             assert!(!is_missing(&row("pg", "auto", state), &[]));
         }
+    }
+
+    fn mounted(restore: &str, healthy: bool) -> MountRow {
+        MountRow {
+            namespace: "prod".to_owned(),
+            volume: "pg".to_owned(),
+            restore: restore.to_owned(),
+            state: "mounted".to_owned(),
+            healthy,
+            ..MountRow::default()
+        }
+    }
+
+    #[test]
+    fn mounted_row_that_is_unhealthy_is_missing() {
+        assert!(is_missing(&mounted("auto", false), &[]));
+        assert!(is_missing(&mounted("auto", false), &[("prod", "pg")]));
+        assert!(!is_missing(&mounted("auto", false), &[("prod", "web")]));
+        assert!(!is_missing(&mounted("auto", true), &[]));
+        assert!(!is_missing(&mounted("hold", false), &[]));
+        let step = Unfinished::Mounts(vec![mounted("auto", false)]).progress().step;
+        assert_eq!(step, "1 mounts are missing, prod/pg mounted, but not healthy");
+    }
+
+    #[test]
+    fn named_volume_without_restore_auto_is_unknown() {
+        let pg = ("prod", "pg");
+        assert!(is_unknown(&[], &pg));
+        assert!(is_unknown(&[mounted("hold", true)], &pg));
+        assert!(!is_unknown(&[mounted("hold", true), mounted("auto", false)], &pg));
+        assert!(is_unknown(&[mounted("auto", true)], &("prod", "web")));
+    }
+
+    #[test]
+    fn damaged_journal_is_named_in_the_progress() {
+        assert!(Unfinished::Damaged.progress().step.starts_with("csid's journal is damaged"));
     }
 }
