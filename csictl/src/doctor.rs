@@ -31,7 +31,7 @@ pub async fn doctor(target: &Target, json: bool, verbose: bool) -> anyhow::Resul
     let state = files::look(&mut report).await;
     let rows = csid::look(target, &units, &state, &mut report).await;
     let has_csid = rows.is_some();
-    mounts::look(&units, has_csid, &mut report);
+    mounts::look(&units, has_csid, &mut report).await;
     configuration::look(&mut report).await;
     consumers::look(&rows.unwrap_or_default(), &mut report).await;
     report.sort();

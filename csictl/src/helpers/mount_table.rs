@@ -47,6 +47,11 @@ impl MountTable {
         self.0.iter().filter(is_below)
     }
 
+    /// Returns the mount points of a source.
+    pub fn of_source(&self, source: &str) -> impl Iterator<Item = &Path> {
+        self.0.iter().filter(move |entry| entry.source == source).map(|entry| Path::new(&entry.point))
+    }
+
     /// Returns how many mounts are at a directory and below it.
     pub fn within(&self, directory: &Path) -> usize {
         self.0.iter().filter(|entry| Path::new(&entry.point).starts_with(directory)).count()
