@@ -261,12 +261,6 @@ pub enum Command {
     Doctor,
     /// Print completions for a shell
     Completions { shell: Shell },
-    /// Print for doctor what is below csid's directories, which may hang
-    #[command(hide = true)]
-    DoctorState,
-    /// Write the man pages into a directory
-    #[command(hide = true)]
-    GenMan { directory: PathBuf },
 }
 
 #[derive(Args)]

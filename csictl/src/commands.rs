@@ -129,15 +129,12 @@ async fn dispatch(cli: Cli, tried: &mut Tried) -> anyhow::Result<ExitCode> {
             done(json)?;
         }
         Command::Doctor => return doctor::doctor(&target, json, cli.verbose).await,
-        Command::DoctorState => doctor::state()?,
         Command::CheckConfig { fstab } => return check_config(&fstab, json),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             generate::completions(shell, &mut script);
             print(&String::from_utf8_lossy(&script))?;
         }
-        Command::GenMan { directory } => generate::man(&directory)
-            .with_context(|| format!("cannot write the man pages to {}", directory.display()))?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -122,6 +122,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn completions_have_no_internal_command() {
+        for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+            let mut script = Vec::new();
+            completions(shell, &mut script);
+            let script = String::from_utf8(script).unwrap();
+            assert!(script.contains("wait-volumes"), "{shell}");
+            assert!(!script.contains("doctor-state") && !script.contains("gen-man"), "{shell}");
+        }
+    }
+
+    #[test]
     fn every_command_has_a_man_page() {
         let directory = tempfile::tempdir().unwrap();
         man(directory.path()).unwrap();

@@ -13,8 +13,9 @@ mod output;
 mod shell;
 mod wait;
 
-use std::process::ExitCode;
+use std::{ffi::OsString, path::Path, process::ExitCode};
 
+use anyhow::Context;
 use args::{Cli, Command, Plugin, Volume};
 use clap::Parser;
 use commands::Failure;
@@ -33,6 +34,16 @@ async fn main() -> ExitCode {
     let mut words = std::env::args_os();
     if let Some(helper) = words.next().and_then(|program| Helper::of(&program)) {
         return helper.run(words.collect()).await;
+    }
+    let words: Vec<OsString> = std::env::args_os().skip(1).collect();
+    if let Some(done) = internal(&words) {
+        return match done {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("csictl: {error:#}");
+                ExitCode::from(FAILED)
+            }
+        };
     }
     let cli = Cli::parse();
     if let Err(error) = cli.check() {
@@ -53,6 +64,19 @@ async fn main() -> ExitCode {
             let interrupted = failure.error.downcast_ref::<wait::Interrupted>();
             ExitCode::from(interrupted.map_or(failed, |interrupted| interrupted.code))
         }
+    }
+}
+
+/// Runs a command for doctor or the packages. The command line does not list these, so neither do completions. `None`: it is none of them.
+fn internal(words: &[OsString]) -> Option<anyhow::Result<()>> {
+    match words {
+        // What is below csid's directories, which may hang.
+        [command] if command == "doctor-state" => Some(doctor::state().map_err(Into::into)),
+        [command, directory] if command == "gen-man" => {
+            let at = Path::new(directory);
+            Some(generate::man(at).with_context(|| format!("cannot write the man pages to {}", at.display())))
+        }
+        _ => None,
     }
 }
 
