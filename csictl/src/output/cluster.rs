@@ -215,7 +215,8 @@ pub fn node_json(row: &NodeRow) -> Value {
             Attaches::Yes => Some(true),
             Attaches::No => Some(false),
         };
-        json!({ "plugin": of.plugin, "attaches": attaches })
+        let node_id = Some(&of.node_id).filter(|id| !id.is_empty());
+        json!({ "plugin": of.plugin, "attaches": attaches, "node-id": node_id })
     });
     let other = |of: &Machine| {
         json!({
@@ -522,6 +523,10 @@ db-1  blocked  -        -                         2       nfs      blocked by op
         assert!(node(&away).contains("away") && node(&blocked).contains("by operator/a at 1970"));
         assert_eq!(node_json(&row())["sessions"][0]["address"], "s1:7443");
         assert_eq!(node_json(&row())["other"], Value::Null);
+        assert_eq!(node_json(&row())["plugins"][0]["node-id"], Value::Null);
+        let mut named = row();
+        named.plugins[0].node_id = "i-1".into();
+        assert_eq!(node_json(&named)["plugins"][0]["node-id"], "i-1");
     }
 
     #[test]
