@@ -385,7 +385,7 @@ pub struct Mounts {
     /// Only this namespace
     #[arg(long)]
     pub namespace: Option<String>,
-    /// Only this volume
+    /// Only this volume: its name, without the namespace (--namespace)
     #[arg(long)]
     pub volume: Option<String>,
     /// Only this consumer
@@ -420,8 +420,16 @@ pub struct Events {
     #[arg(long, value_name = "SEQUENCE|TIME")]
     pub since: Option<Since>,
     /// Only those of a volume
-    #[arg(long, value_name = "NAMESPACE/VOLUME")]
+    #[arg(long, value_name = "NAMESPACE/VOLUME", value_parser = full_name)]
     pub volume: Option<String>,
+}
+
+/// Reads a volume's namespace and name, as events have them.
+fn full_name(text: &str) -> Result<String, String> {
+    match text.split_once('/') {
+        Some((namespace, volume)) if !namespace.is_empty() && !volume.is_empty() => Ok(text.to_owned()),
+        _ => Err("give the namespace, a slash, and the volume's name".to_owned()),
+    }
 }
 
 /// Where a list of events begins.
@@ -544,6 +552,8 @@ mod tests {
             "mount ns v job --plugin p --external-id x --context novalue",
             "mount ns v job --plugin p --external-id x --secrets-file f --credential c",
             "plugin register p",
+            "events --volume pg",
+            "events --volume prod/",
             "plugin register p --socket /s -- /bin/x",
             "plugin capacity p --block",
             "plugin capacity p --topology zone",

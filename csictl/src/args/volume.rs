@@ -169,7 +169,7 @@ pub struct Spec {
     /// A name for people, and for the plugin that makes the volume
     #[arg(long)]
     pub name: Option<String>,
-    /// A way in which the volume can be used
+    /// A way in which the volume can be used; required, unless FILE has `capabilities`
     #[arg(long, value_name = "MODE", value_parser = words::<AccessMode>(AccessMode::WORDS))]
     pub access_mode: Vec<AccessMode>,
     /// All these ways as a raw block device
@@ -284,7 +284,7 @@ pub struct Claim {
     /// As a raw block device
     #[arg(long)]
     pub block: bool,
-    /// The node that shall have it; this one when absent
+    /// This host's name in claims; another one is refused
     #[arg(long)]
     pub node: Option<String>,
     /// Wait at most this long while claims are in the way, or the plugin takes no more volumes on this node
@@ -324,7 +324,7 @@ pub struct Claims {
     /// Only this namespace
     #[arg(long)]
     pub namespace: Option<String>,
-    /// Only this volume
+    /// Only this volume: its name, without the namespace (--namespace)
     #[arg(long)]
     pub volume: Option<String>,
     /// Only this consumer
