@@ -3,8 +3,8 @@
 use csid_client::{CsidError, Error, Kind};
 
 pub use self::attention::{Due, attention};
-use self::common::STOPPING;
 pub use self::common::Tried;
+use self::common::{CAPABILITY, STOPPING, lacks_capability};
 pub use self::explained::explained;
 pub use self::helper::of_helper;
 use self::obstacle::by_obstacle;
@@ -28,6 +28,9 @@ mod text;
 
 const MEMBERS: &str =
     "Run it as root, or as a member of group csid (`adduser USER csid`, then log in again).";
+
+/// What csid says to a claim for another node.
+const OWN_NODE: &str = "claims for its own node only";
 
 const UNCHANGED: &str = "Nothing has changed. Correct the file and check it with `csictl check-config`.";
 
@@ -146,6 +149,7 @@ fn csid(error: &CsidError, tried: &Tried) -> Option<String> {
     let hint = match error.kind {
         Kind::InvalidArgument => match tried.command {
             "reload" => UNCHANGED.to_owned(),
+            command if lacks_capability(command, &error.message) => CAPABILITY.to_owned(),
             command => format!("Valid arguments: `csictl {command} --help`."),
         },
         Kind::NotFound => match tried.command {
@@ -271,14 +275,17 @@ fn csid(error: &CsidError, tried: &Tried) -> Option<String> {
         Kind::NotSupported
             if tried.command == "plugin exec" && error.details.step.as_deref() == Some(DISABLED) =>
         {
-            "`exec = true` in csid.toml, then `csictl reload`, allows commands in plugins.".to_owned()
+            "`exec = true` above `[deadlines]` in csid.toml, then `csictl reload`, allows commands in plugins.".to_owned()
         }
         Kind::NotSupported if tried.command == "volume create" => format!(
             "Features of the plugin: `csictl plugin show {plugin}`. Or create the volume with the storage's own tools, \
-             then `csictl volume register {volume}`."
+             then `csictl volume register {volume} --plugin {plugin} --external-id ID --access-mode MODE`."
         ),
         Kind::NotSupported => {
             format!("Features of the plugin: `csictl plugin show {plugin}`; of csid: `csictl status`.")
+        }
+        Kind::NotAuthorized if tried.command == "claim" && error.message.contains(OWN_NODE) => {
+            "Leave --node out, or claim it by csid of that node.".to_owned()
         }
         Kind::NotAuthorized if !lacks_action(&error.message) => {
             "Ask as root, or leave out what requires root: no rule of polkit allows it.".to_owned()
@@ -345,7 +352,9 @@ fn csid(error: &CsidError, tried: &Tried) -> Option<String> {
                 .to_owned()
         }
         Kind::Unavailable => {
-            "Mounts stay as they are. See why no server can be asked: `systemctl status csid-link`. Then repeat the command."
+            "Mounts stay as they are. See the state of this host: `csictl cluster status`. What ends it: \
+             /usr/share/doc/csid/docs/troubleshooting.md, Clusters; if it is cut off, `systemctl status csid-link`. Then repeat \
+             the command."
                 .to_owned()
         }
         Kind::Internal if error.details.retryable == Some(true) => {
@@ -454,10 +463,27 @@ mod tests {
     }
 
     #[test]
+    fn missing_capability_names_the_access_mode() {
+        for command in ["volume create", "volume register"] {
+            let hint =
+                failed(Kind::InvalidArgument, "capabilities is missing", Details::default(), &tried(command));
+            assert!(hint.starts_with("Give --access-mode MODE"), "{hint}");
+        }
+        let hint =
+            failed(Kind::InvalidArgument, "name is empty", Details::default(), &tried("volume create"));
+        assert!(hint.contains("--help"), "{hint}");
+    }
+
+    #[test]
     fn polkit_hint_needs_an_action_in_the_error() {
         let refused =
             |message: &str| failed(Kind::NotAuthorized, message, Details::default(), &tried("mount"));
         assert!(refused("uid 7 may not do org.csid1.inline").contains("polkit allow the action"));
+        let of_node = format!("this csid {OWN_NODE}, db-1");
+        let hint = failed(Kind::NotAuthorized, &of_node, Details::default(), &tried("claim"));
+        assert!(hint.starts_with("Leave --node out"), "{hint}");
+        let calls = concat!(env!("CARGO_MANIFEST_DIR"), "/../csid/src/volume/volumes/calls.rs");
+        assert!(std::fs::read_to_string(calls).unwrap().contains(OWN_NODE), "csid says it");
         for message in ["force-hung requires root", "/srv/a belongs to uid 8; a target has to be of uid 7"] {
             assert!(!refused(message).contains("the action named above"), "{message}");
         }
@@ -474,13 +500,17 @@ mod tests {
     }
 
     #[test]
-    fn unreachable_cluster_names_csid_link() {
+    fn unavailable_cluster_names_its_status() {
         let join = |kind| said(kind, Details::default(), &tried("cluster join"));
         assert!(join(Kind::Busy).contains("csictl claims"));
         assert!(join(Kind::NotAuthorized).contains("register"));
         assert!(join(Kind::Unavailable).contains("--import"));
         let hint = said(Kind::Unavailable, Details::default(), &tried("mount"));
-        assert!(hint.contains("Mounts stay") && hint.contains("`systemctl status csid-link`"), "{hint}");
+        assert!(
+            hint.contains("`csictl cluster status`")
+                && hint.contains("cut off, `systemctl status csid-link`"),
+            "{hint}"
+        );
     }
 
     #[test]

@@ -11,5 +11,5 @@ mod file;
 pub mod rows;
 mod servers;
 
-pub use failure::OperatorError;
+pub use failure::{OperatorError, Skipped};
 pub use servers::{ANSWER, LeftOut, Servers};

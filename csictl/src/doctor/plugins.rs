@@ -73,7 +73,7 @@ async fn missing(client: &Client, known: &BTreeSet<String>, report: &mut Report)
     for (plugin, user) in users {
         if !known.contains(plugin) && named.insert(plugin.clone()) {
             let remedy = format!(
-                "`csictl plugin register {}`, or start the plugin that registers itself",
+                "`csictl plugin register {} --socket PATH`, or start the plugin that registers itself",
                 quoted(plugin)
             );
             report.error(
@@ -108,7 +108,7 @@ fn unknown(known: &BTreeSet<String>, state: &State, report: &mut Report) {
 /// the mount table cannot be read.
 fn unregistered(id: &str, mounts: Option<usize>) -> (String, String) {
     let directory = format!("{ROOTS}/{id}");
-    let register = format!("`csictl plugin register {}`", quoted(id));
+    let register = format!("`csictl plugin register {} --socket PATH`", quoted(id));
     let found = format!("it is not registered, and its directory {directory} is there");
     match mounts {
         Some(0) => {
@@ -141,7 +141,8 @@ mod tests {
         let (found, remedy) = unregistered("old", Some(2));
         assert!(found.ends_with("/var/lib/csid/plugins/old is there; mounts in it: 2"), "{found}");
         assert!(
-            remedy.contains("`csictl plugin register old`") && remedy.contains("`csictl unmount`"),
+            remedy.contains("`csictl plugin register old --socket PATH`")
+                && remedy.contains("`csictl unmount`"),
             "{remedy}"
         );
         for mounts in [Some(2), None] {

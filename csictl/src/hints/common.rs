@@ -15,6 +15,15 @@ pub struct Tried {
     pub operation: Option<String>,
 }
 
+/// The hint for a volume without a capability.
+pub(super) const CAPABILITY: &str = "Give --access-mode MODE, such as single-node-writer.";
+
+/// Returns whether csid or a server has refused a volume for want of capabilities.
+pub(super) fn lacks_capability(command: &str, message: &str) -> bool {
+    ["volume create", "volume register"].contains(&command)
+        && ["capabilities is missing", "capabilities is empty"].iter().any(|text| message.contains(text))
+}
+
 pub(super) const HELPER: &str = "If csid-helper.socket has failed (`systemctl status csid-helper.socket csid-helper.service`): \
                       `systemctl reset-failed csid-helper.socket csid-helper.service; systemctl start \
                       csid-helper.socket`. Your mounts stay. Then repeat the command.";

@@ -94,7 +94,7 @@ pub fn explained(explanation: &Explanation, mounts: &[MountRow], tried: &Tried) 
             "`csictl plugin show {plugin}` shows both names; as root, `csictl plugin accept-node-id {plugin} NAME` accepts the new one"
         ),
         Some(plugin) if waits.contains("(not registered)") => format!(
-            "start the plugin or register it (`csictl plugin register {plugin}`), then `csictl wait {plugin}`{unfinished}"
+            "start the plugin or register it (`csictl plugin register {plugin} --socket PATH`), then `csictl wait {plugin}`{unfinished}"
         ),
         Some(plugin) => {
             format!("`csictl plugin show {plugin}`, `csictl plugin logs {plugin}`{unfinished}")

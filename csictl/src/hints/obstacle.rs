@@ -15,11 +15,11 @@ pub(super) fn by_obstacle(error: &CsidError, tried: &Tried, plugin: &str, volume
              {plugin} NAME`."
         ),
         "unknown-plugin" => format!(
-            "Existing ones: `csictl plugin list`. `csictl plugin register {plugin}` adds it; `csictl wait {plugin}` waits \
+            "Existing ones: `csictl plugin list`. `csictl plugin register {plugin} --socket PATH` adds one that runs; `csictl wait {plugin}` waits \
              for one that registers itself."
         ),
         "unregistered-volume" if tried.command == "mount" => format!(
-            "Register it first (`csictl volume register {volume}`), or give --plugin and --external-id. Existing ones: \
+            "Register it first (`csictl volume register {volume} --plugin ID --external-id ID --access-mode MODE`), or give --plugin and --external-id. Existing ones: \
              `csictl volume list`."
         ),
         "declared-volume" => format!("The cause and the remedy: `csictl explain {volume}`."),
@@ -55,7 +55,7 @@ pub(super) fn by_obstacle(error: &CsidError, tried: &Tried, plugin: &str, volume
         "declared-by-file" => "Change the file of volumes.d that declares it, or remove the file; then `csictl reload`. A \
                                reload forgets a volume without a file once it is not in use."
             .to_owned(),
-        "spare-volume" => "Register the new volume under another name (`csictl volume register`, with its --external-id). \
+        "spare-volume" => "Register the new volume under another name (`csictl volume register`, with its --plugin, --external-id and --access-mode). \
                            `csictl volume delete` of that name deletes it."
             .to_owned(),
         "csid-stopping" => STOPPING.to_owned(),
@@ -66,8 +66,8 @@ pub(super) fn by_obstacle(error: &CsidError, tried: &Tried, plugin: &str, volume
             format!("Name its successor with --replace INSTANCE: `csictl plugin show {plugin}`.")
         }
         "fixed-key" => format!(
-            "Unregister the plugin (`csictl plugin unregister {plugin}`), then `csictl plugin register {plugin}` with the new \
-             value."
+            "Unregister the plugin (`csictl plugin unregister {plugin}`), then `csictl plugin register {plugin}` with --socket PATH \
+             or -- COMMAND, and the new value."
         ),
         "instance-socket" => "Let the new instance listen elsewhere, and name that socket with --socket PATH. A plugin that \
                               csid runs gets its own: leave CSI_ENDPOINT and the socket out of its command."
@@ -133,8 +133,11 @@ mod tests {
             words.split("=> \"").skip(1).map(|rest| rest.split('"').next().unwrap()).collect();
         let commands = [
             ("node-id", "`csictl plugin accept-node-id nfs NAME`"),
-            ("unknown-plugin", "`csictl plugin register nfs`"),
-            ("unregistered-volume", "`csictl volume register ns v`"),
+            ("unknown-plugin", "`csictl plugin register nfs --socket PATH`"),
+            (
+                "unregistered-volume",
+                "`csictl volume register ns v --plugin ID --external-id ID --access-mode MODE`",
+            ),
             ("declared-volume", "`csictl explain ns v`"),
             ("registered-by-call", "`csictl volume deregister ns v`"),
             ("capability", "`csictl volume show ns v`"),

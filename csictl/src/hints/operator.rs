@@ -3,7 +3,8 @@
 use csi_proto::cluster::v1::Explanation;
 
 use super::Tried;
-use crate::operator::OperatorError;
+use super::common::{CAPABILITY, lacks_capability};
+use crate::operator::{OperatorError, Skipped};
 use crate::output::waits;
 use crate::shell::quoted;
 
@@ -24,6 +25,13 @@ pub fn of_operator(error: &OperatorError, tried: &Tried) -> Option<String> {
             "The operator's files belong to the operator or root, and nobody else can write to them: `ls -lL {}`.",
             quoted(&path.display().to_string())
         ),
+        OperatorError::NoServer { skipped, .. } if let Some(plugin) = skipped.iter().find_map(uncalled) => {
+            let plugin = quoted(plugin);
+            format!(
+                "No host calls that controller for the cluster: name {plugin} in `[cluster] controllers` of csid.toml of a host that has \
+                 it, and give its node the grant `controller:{plugin}` in csid-server.toml."
+            )
+        }
         OperatorError::NoServer { .. } => {
             "On a server: `systemctl status csid-server`. Then repeat the command.".to_owned()
         }
@@ -88,6 +96,9 @@ pub fn of_operator(error: &OperatorError, tried: &Tried) -> Option<String> {
 /// The command that raises the version of the values in etcd.
 const UPGRADE: &str = "server upgrade";
 
+/// What a server says before the name of a plugin whose controller no host calls.
+const UNCALLED: &str = "no node with a controller of plugin ";
+
 /// The kind of an error with holders, whatever it was.
 const HELD: &str = "ClaimConflict";
 
@@ -118,10 +129,17 @@ fn of_volume(kind: &str, message: &str, volume: &str, tried: &Tried) -> Option<S
         ),
         "Busy" => "Repeat the command.".to_owned(),
         "AlreadyExists" => "What has the plugin's volume: `csictl --operator volume list`.".to_owned(),
+        "InvalidArgument" if lacks_capability(tried.command, message) => CAPABILITY.to_owned(),
         "InvalidArgument" => format!("Valid arguments: `csictl {} --help`.", tried.command),
         _ => return None,
     };
     Some(hint)
+}
+
+/// Returns the plugin whose controller no host calls for the cluster, if a server has said so.
+fn uncalled(of: &Skipped) -> Option<&str> {
+    let (_, rest) = of.why.split_once(UNCALLED)?;
+    rest.split_once(" has joined this server").map(|(plugin, _)| plugin)
 }
 
 /// Returns what an operator does next about the first thing that waits. Empty: nothing is to be done.
@@ -233,6 +251,20 @@ mod tests {
         }
         assert_eq!(next("turn", false), "");
         assert_eq!(explained_by_servers(&Explanation::default(), &tried), "");
+    }
+
+    #[test]
+    fn plugin_without_a_host_names_its_grant() {
+        let skipped = |why: &str| Skipped { server: "s1:7443".into(), why: why.into() };
+        let said = format!("{UNCALLED}nfs has joined this server");
+        let error = OperatorError::NoServer {
+            cluster: "prod".into(),
+            skipped: vec![skipped("the server was not reached"), skipped(&said)],
+        };
+        let hint = of_operator(&error, &Tried::default()).unwrap();
+        assert!(hint.contains("`controller:nfs`") && hint.contains("`[cluster] controllers`"), "{hint}");
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../server/src/questions.rs");
+        assert!(std::fs::read_to_string(source).unwrap().contains(UNCALLED), "a server says it");
     }
 
     #[test]

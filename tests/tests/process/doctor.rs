@@ -348,7 +348,7 @@ fn each_defect_of_the_machine_is_found() {
         ]);
         mount_at("tmpfs", &volume, "tmpfs", MountFlags::empty(), None).unwrap();
         let doctor = m.doctor().await;
-        doctor.has(&["note plugin old", "mounts in it: 1", "`csictl plugin register old`"]);
+        doctor.has(&["note plugin old", "mounts in it: 1", "`csictl plugin register old --socket PATH`"]);
         assert!(!doctor.findings().concat().contains("-delete"), "{:#?}", doctor.findings());
         unmount_fs(&volume, UnmountFlags::empty()).unwrap();
         fs::remove_dir_all("/var/lib/csid/plugins/old").unwrap();
