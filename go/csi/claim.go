@@ -75,7 +75,7 @@ type ClaimRow struct {
 	Bind string
 	// Error is why the claim is not in its wanted state. Empty: none.
 	Error string
-	// Since is when the state was reached, in microseconds since 1970.
+	// Since is when the claim was made, in microseconds since 1970.
 	Since uint64
 	// ModifyIndex is the index of the last change of the volume's record.
 	ModifyIndex uint64

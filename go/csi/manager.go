@@ -91,9 +91,11 @@ func (m mounter) wanted(volume *Volume, usage *UsageOptions, publishContext map[
 		return Volume{}, MountRequest{}, &Error{Code: ErrInvalidArgument, Message: message}
 	}
 	whole := *volume
-	if whole.ExternalID != "" {
-		whole.Plugin = m.plugin.ID
+	if whole.ExternalID == "" {
+		// csid knows what a registered volume's plugin has answered, and refuses another word of it.
+		return whole, MountRequest{Usage: *usage, Tag: usage.ToFS()}, nil
 	}
+	whole.Plugin = m.plugin.ID
 	return whole, MountRequest{Usage: *usage, Tag: usage.ToFS(), PublishContext: publishContext}, nil
 }
 

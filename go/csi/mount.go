@@ -26,7 +26,7 @@ type MountRequest struct {
 	// Wait is how long to wait while a claim, mount or expansion is in the way, or the plugin takes no more volumes on this node.
 	// 0: not at all, the error is ErrClaimConflict.
 	Wait time.Duration
-	// PublishContext is what AttachVolume or Claim returned. Nil: none.
+	// PublishContext is what AttachVolume returned, for a volume that is given whole. Nil: none. csid knows that of a claim.
 	PublishContext map[string]string
 }
 

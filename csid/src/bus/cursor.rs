@@ -15,9 +15,9 @@ pub(super) fn of(key: &[&str]) -> String {
     parts.join("/")
 }
 
-/// Returns the key that `after` names. `None`: the option is absent.
+/// Returns the key that `after` names. `None`: the option is absent or "".
 pub(super) fn after<const N: usize>(options: &mut Options) -> Result<Option<[String; N]>> {
-    options.text("after").map(|text| read(&text)).transpose()
+    options.text("after").filter(|text| !text.is_empty()).map(|text| read(&text)).transpose()
 }
 
 /// Returns how many rows the caller wants. 0: all.

@@ -73,6 +73,8 @@ fn inline_attachment_is_its_callers() {
         let calls = w.plugin("p").volume_calls().len();
         let none = || value("a{sv}");
         assert_eq!(answer(&other, "DetachVolume", "v", vec![text("node-2"), none()]).await, "NotAuthorized");
+        // The name means what csid has attached, and nothing of another node.
+        assert_eq!(answer(&other, "DetachVolume", "v", vec![text("node-3"), none()]).await, "");
         // By its name it can be detached, and no more.
         let snapshot = vec![text("s"), none()];
         assert_eq!(answer(&other, "CreateSnapshot", "v", snapshot).await, "NotFound");

@@ -87,7 +87,8 @@ fn empty_namespace_is_the_default() {
         let rows = client.list_mounts(MountFilter::default()).await.unwrap();
         let names: Vec<_> = rows.iter().map(|row| row.namespace.as_str()).collect();
         assert_eq!(names, ["default"]);
-        let filter = MountFilter { namespace: Some(String::new()), ..MountFilter::default() };
+        let empty = || Some(String::new());
+        let filter = MountFilter { namespace: empty(), after: empty(), ..MountFilter::default() };
         assert_eq!(client.list_mounts(filter).await.unwrap().len(), 1);
         client.unmount("", "v", "job", UnmountOptions::default()).await.unwrap();
         w.nothing_left(&client).await;

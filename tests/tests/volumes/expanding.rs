@@ -56,6 +56,26 @@ fn co_rule_26_offline_expansion_waits_for_the_unmount() {
     });
 }
 
+/// It keeps later callers from the volume, and its caller may be gone.
+#[test]
+fn offline_expansion_without_a_deadline_ends() {
+    alone(OFFLINE, async |w| {
+        w.configure("[deadlines]\noperation = \"2s\"");
+        let mut s = creating(w).await;
+        expands_offline(&mut s).await;
+        s.create("a", spec()).await.unwrap();
+        s.client.mount(NAMESPACE, "a", "job", MountOptions::default()).await.unwrap();
+        let expanded = s.client.expand_volume(NAMESPACE, "a", LARGE, 0, ExpandOptions::default()).await;
+        let (kind, error) = refusal(expanded);
+        assert!(kind == Kind::TimedOut && error.message.contains("in use"), "{error}");
+        assert_eq!(s.w.plugin("p").count("ControllerExpandVolume", ""), 0);
+        s.client.mount(NAMESPACE, "a", "job", MountOptions::default()).await.unwrap();
+        unmount(&s.client, "a", "job").await.unwrap();
+        s.delete("a", options()).await.unwrap();
+        s.nothing_left().await;
+    });
+}
+
 #[test]
 fn later_claims_do_not_overtake_offline_expansion() {
     alone(OFFLINE, async |w| {

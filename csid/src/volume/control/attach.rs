@@ -50,7 +50,9 @@ impl<S: Site> Engine<'_, S> {
                 }
                 return Ok(at.publish_context.clone());
             }
-            self.detach_call(target, node_id).await.map_err(|source| OperationError::Unsettled { source })?;
+            self.detach_call(target, node_id, true)
+                .await
+                .map_err(|source| OperationError::Unsettled { source })?;
         }
         self.site.operation().refuse_before_expansion(&target.name, false)?;
         // An attach that the controller would never receive is not begun, since it could not be rolled back either.
@@ -74,7 +76,9 @@ impl<S: Site> Engine<'_, S> {
         self.records.amend(&name, Durability::Disk, entered).await?;
         let (error, undone) = match self.attach_for_call(target, node_id, call, secrets).await {
             Ok(context) => return Ok(context),
-            Err(RpcFailure { error, is_sent: true, .. }) => (error, self.detach_call(target, node_id).await),
+            Err(RpcFailure { error, is_sent: true, .. }) => {
+                (error, self.detach_call(target, node_id, true).await)
+            }
             Err(RpcFailure { error, .. }) => (error, self.put_back(&name, node_id).await),
         };
         match undone {
@@ -153,11 +157,13 @@ impl<S: Site> Engine<'_, S> {
         Ok(record.attachments.iter().any(|at| at.is_by_call(node_id)))
     }
 
-    /// Carries out DetachVolume, also of an attachment without a row if the call names its volume.
+    /// Carries out DetachVolume, also of an attachment without a row. The volume is registered then, or the call gives it (`is_inline`): another
+    /// name means only what AttachVolume has attached.
     pub(in crate::volume::control) async fn detach_call(
         &mut self,
         target: &CallTarget,
         node_id: &str,
+        is_inline: bool,
     ) -> Result<()> {
         let name = target.name.clone();
         let record = self.records.registry.record(name.clone()).await?;
@@ -174,6 +180,9 @@ impl<S: Site> Engine<'_, S> {
         }
         let of_call = |at: &&Attachment| at.is_by_call(node_id);
         let at = record.attachments.iter().find(of_call);
+        if at.is_none() && !target.is_registered && !is_inline {
+            return self.records.synced().await;
+        }
         at.map_or(Ok(()), |at| refuse_anothers(at, target.uid, &name))?;
         let by_call = at.and_then(|at| at.by_call.as_ref());
         let secrets_given = by_call.is_some_and(|call| call.secrets_given);

@@ -52,8 +52,8 @@ impl<S: Site> Engine<'_, S> {
             ControllerRequest::Attach { node_id, call } => {
                 self.attach_call(target, &node_id, &call).await.map(OperationResponse::Attached)
             }
-            ControllerRequest::Detach { node_id } => {
-                self.detach_call(target, &node_id).await.map(|()| OperationResponse::Gone)
+            ControllerRequest::Detach { node_id, is_inline } => {
+                self.detach_call(target, &node_id, is_inline).await.map(|()| OperationResponse::Gone)
             }
             ControllerRequest::Delete => self.delete(target).await.map(|()| OperationResponse::Gone),
             ControllerRequest::Forget => {
@@ -145,7 +145,7 @@ impl<S: Site> Engine<'_, S> {
         let is_registered = record.registration.is_some();
         let registration = record.registration.unwrap_or_else(|| unregistered(uid));
         let target = CallTarget { name: name.clone(), uid, registration, is_registered };
-        self.detach_call(&target, node_id).await
+        self.detach_call(&target, node_id, true).await
     }
 
     /// Retries a creation or deletion.
@@ -300,7 +300,7 @@ mod tests {
         let refused = |call: &ControllerRequest, uid| {
             call.refuse(&name, &unregistered(7), uid).err().map(|error| error.kind)
         };
-        let detach = || ControllerRequest::Detach { node_id: "n".into() };
+        let detach = || ControllerRequest::Detach { node_id: "n".into(), is_inline: false };
         for call in [
             ControllerRequest::Delete,
             detach(),

@@ -188,6 +188,8 @@ pub(in crate::volume) enum ControllerRequest {
     },
     Detach {
         node_id: String,
+        /// Whether the call gives the volume with its plugin and its ID at the plugin.
+        is_inline: bool,
     },
     Delete,
     /// DeregisterVolume by force.
@@ -620,7 +622,7 @@ impl OperationRequest {
     /// Returns whether the operation is a DetachVolume of this attachment.
     pub(in crate::volume) fn detaches(&self, attachment: &Subject) -> bool {
         match self {
-            OperationRequest::Call { target, call: ControllerRequest::Detach { node_id }, .. } => {
+            OperationRequest::Call { target, call: ControllerRequest::Detach { node_id, .. }, .. } => {
                 target.is_attached_as(attachment, node_id)
             }
             _ => false,

@@ -235,9 +235,10 @@ impl Volumes {
     }
 
     /// Expands a volume. Returns the capacity, and whether a node still has to expand it.
+    /// Expands a volume. A call without a deadline ends after `[deadlines] operation`: it keeps later callers from the volume while it waits.
     pub async fn expand_volume(
         &self,
-        request: VolumeRequest,
+        mut request: VolumeRequest,
         required: u64,
         limit: u64,
         part: Part,
@@ -245,6 +246,8 @@ impl Volumes {
         if let Some(servers) = self.shared.records.servers.as_ref().filter(|_| part != Part::Node) {
             return self.expand_at_servers(servers.as_ref(), request, (required, limit), part).await;
         }
+        let latest = Instant::now() + self.shared.config.borrow().deadlines.operation;
+        request.wait.deadline.get_or_insert(latest);
         match self.call(request, ControllerRequest::Expand { required, limit, part }).await? {
             OperationResponse::Expanded(capacity, node_is_due) => Ok((capacity, node_is_due)),
             _ => Err(unanswered()),
@@ -326,7 +329,8 @@ impl Volumes {
                 return self.shared.records.synced().await;
             }
         }
-        self.call(request, ControllerRequest::Detach { node_id }).await.map(drop)
+        let is_inline = request.inline.is_some();
+        self.call(request, ControllerRequest::Detach { node_id, is_inline }).await.map(drop)
     }
 
     /// Queues a call at the actor of its volume, and waits for the response.
