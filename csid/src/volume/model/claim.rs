@@ -370,19 +370,14 @@ impl Claims {
         self.attachments.iter().any(other)
     }
 
-    /// Returns whether the node is known to be detached. An attach that was intended before the plugin was known not to attach
-    /// was never sent (CSI rule 19). An attachment that the servers of a cluster have made is theirs to end. `None`: not known yet.
-    fn is_none(&self, node: &str) -> Option<bool> {
+    /// Returns whether the node is known to be detached. An attachment whose call may have been sent may exist, whatever capabilities
+    /// the plugin has now (CSI rule 25). An attachment that the servers of a cluster have made is theirs to end.
+    fn is_none(&self, node: &str) -> bool {
         let is_granted = |claim: &Claim| claim.node == node && claim.grant.is_some();
-        if self.cluster.is_some() || self.claims.iter().any(is_granted) {
-            return Some(true);
-        }
-        match self.attachments.iter().find(|at| at.node == node) {
-            None => Some(true),
-            Some(at) if at.uncalled => Some(true),
-            Some(at) if at.leg == Leg::Present || at.boot.is_some() => Some(false),
-            Some(_) => self.attaches.map(|attaches| !attaches),
-        }
+        let may_exist = |at: &Attachment| at.node == node && !at.uncalled;
+        self.cluster.is_some()
+            || self.claims.iter().any(is_granted)
+            || !self.attachments.iter().any(may_exist)
     }
 
     /// Returns whether another claim on the same node may still have the volume.
@@ -567,17 +562,14 @@ fn advance(volume: &mut Claims, consumer: &str) -> ClaimNext {
             (ClaimState::Pending, true) => ClaimState::NodeDetached,
             (ClaimState::Taken, true) => return run(ClaimAction::NodeDetach),
             (ClaimState::NodeDetached, _) if volume.held_elsewhere(&claim) => ClaimState::ControllerDetached,
-            (ClaimState::NodeDetached, _) => match volume.is_none(&claim.node) {
-                Some(true) => {
-                    volume.set_leg(&claim.node, Leg::Absent);
-                    ClaimState::ControllerDetached
-                }
-                Some(false) => {
-                    volume.set_leg(&claim.node, Leg::Removing);
-                    return run(ClaimAction::Detach);
-                }
-                None => return ClaimNext::Unseen,
-            },
+            (ClaimState::NodeDetached, _) if volume.is_none(&claim.node) => {
+                volume.set_leg(&claim.node, Leg::Absent);
+                ClaimState::ControllerDetached
+            }
+            (ClaimState::NodeDetached, _) => {
+                volume.set_leg(&claim.node, Leg::Removing);
+                return run(ClaimAction::Detach);
+            }
             (ClaimState::ControllerDetached, _) if claim.grant.is_some() => {
                 volume.set_grant(consumer, Leg::Removing);
                 return run(ClaimAction::ServerDetached);

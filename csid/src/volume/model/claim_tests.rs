@@ -549,21 +549,43 @@ fn plugin_without_attach_leaves_no_attachment() {
     let seen = Claims { attaches: Some(false), ..pending };
     let (taken, next) = step(&seen, ClaimEvent::Continue { consumer: "a".into() }).unwrap();
     assert_eq!((next, taken.attachments.len()), (ClaimNext::Taken, 0));
+}
 
-    // An earlier csid decided it without having probed the plugin.
-    for leg in [Leg::Making, Leg::Removing] {
-        let mut held = Claims { attaches: None, ..holding(std::slice::from_ref(&one)) };
-        held.claims[0].state = ClaimState::NodeDetached;
-        held.attachments.push(Attachment::new("here", leg));
+/// A call that may have attached the volume was sent. Only an acknowledged detach ends that (CSI rule 25).
+#[test]
+fn possible_attachment_outlives_lost_capability() {
+    let lost = |held: &Claims| Claims { attaches: Some(false), ..held.clone() };
+    let again = || ClaimEvent::Continue { consumer: "a".into() };
+    let detaches = |held: &Claims, event: ClaimEvent, condition: &str| {
+        let (left, next) = step(held, event).unwrap();
+        match next {
+            ClaimNext::Run(effect) if effect.action == ClaimAction::Detach => (left, effect),
+            next => panic!("{condition}: {next:?}"),
+        }
+    };
+    let wanted = claim("a", "here", Write, SingleNodeWriter);
+    let (making, next) = step(&volume(true), ClaimEvent::Claim(wanted)).unwrap();
+    let ClaimNext::Run(attach) = next else { panic!("{next:?}") };
+    let refused = ClaimOutcome::Hopeless("FAILED_PRECONDITION".into());
+    for outcome in [ClaimOutcome::Again, ClaimOutcome::Unknown, refused] {
+        let condition = format!("{outcome:?}");
+        let (held, _) = step(&making, ClaimEvent::Ended { effect: attach.clone(), outcome }).unwrap();
         let release = || ClaimEvent::Release { consumer: "a".into() };
-        assert_eq!(step(&held, release()).unwrap().1, ClaimNext::Unseen);
-        held.attaches = Some(false);
-        let (free, next) = step(&held, release()).unwrap();
-        assert_eq!((next, free.claims.len(), free.attachments.len()), (ClaimNext::Free, 0, 0));
-        // A volume that was attached once still is, though the controller is gone.
-        held.attachments[0].boot = Some("before".into());
-        assert!(matches!(step(&held, release()).unwrap().1, ClaimNext::Run(_)));
+        let (held, detach) = detaches(&lost(&held), release(), &condition);
+        let unavailable = ClaimEvent::Ended { effect: detach, outcome: ClaimOutcome::Unknown };
+        let (held, next) = step(&held, unavailable).unwrap();
+        assert_eq!((next, held.leg("here")), (ClaimNext::Rest, Leg::Removing), "{condition}");
+        detaches(&Claims { attaches: None, ..held.clone() }, again(), &condition);
+        detaches(&held, again(), &condition);
     }
+    // csid was killed while the call may have been under way.
+    let (held, _) = step(&making, ClaimEvent::Recovered { node: "here".into() }).unwrap();
+    detaches(&lost(&held), again(), "killed");
+    // This call was not sent, so nothing is to be detached (CSI rule 19).
+    let unsent = ClaimEvent::Ended { effect: attach, outcome: ClaimOutcome::NotSent(None) };
+    let (held, _) = step(&making, unsent).unwrap();
+    let (free, next) = step(&lost(&held), ClaimEvent::Release { consumer: "a".into() }).unwrap();
+    assert_eq!((next, free.claims.len(), free.attachments.len()), (ClaimNext::Free, 0, 0));
 }
 
 fn in_cluster(node: &str, held: &[Claim]) -> Claims {
