@@ -143,9 +143,12 @@ fn begin(volume: &mut Volume, wanted: &DesiredMount, paths: Paths, abilities: Ab
     // A volume that was published before its plugin could stage is staged by the first mount after its last publish is gone (rule 21).
     let is_published = volume.mount(&wanted.key).is_some_and(|mount| mount.publish != Leg::Absent)
         || volume.published_elsewhere(&wanted.key);
-    let can_be_staged = volume.row.staging.is_none() && !is_published;
-    if abilities.stages && can_be_staged {
+    if abilities.stages && volume.row.staging.is_none() && !is_published {
         volume.row.staging = paths.staging;
+    }
+    // A plugin that does not stage any more gets no call for it (rule 19).
+    if !abilities.stages && volume.row.stage == Leg::Absent && !is_published {
+        volume.row.staging = None;
     }
     let is_down = volume.mount(&wanted.key).is_some_and(|mount| volume.is_down(mount));
     if let Some(mount) = volume.mount_mut(&wanted.key) {

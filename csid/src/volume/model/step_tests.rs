@@ -90,7 +90,10 @@ impl World {
     fn happen(&mut self, effect: &Effect, stages: bool) {
         let key = effect.key.clone();
         match effect.action {
-            Action::Stage => self.staged = true,
+            Action::Stage => {
+                assert!(stages, "rule 19: the plugin does not stage");
+                self.staged = true;
+            }
             Action::Publish => {
                 assert!(self.staged || !stages, "rule 21: published before it was staged");
                 // A publish that may have been tried is repeated as it is. It may meet a file system that has died since.
@@ -116,6 +119,7 @@ impl World {
                 self.dead.remove(&key);
             }
             Action::Unstage => {
+                assert!(stages, "rule 19: the plugin does not unstage");
                 assert!(self.published.is_empty(), "rule 22: unstaged while published");
                 assert!(self.bound.is_empty(), "unstaged while a target shows it");
                 self.staged = false;
@@ -157,6 +161,8 @@ enum Act {
     /// csid dies here and starts again; the world stays.
     Crash,
     Reboot,
+    /// The host boots with a plugin that stages if the one before did not, and the other way round.
+    Replace,
     /// The power goes: the journal has what was synced.
     PowerCut,
     /// An unmount behind csid's back: of the published path, of the target, or of both.
@@ -181,6 +187,7 @@ fn act() -> impl Strategy<Value = Act> {
         2 => consumer.clone().prop_map(Act::Undo),
         2 => Just(Act::Crash),
         1 => Just(Act::Reboot),
+        1 => Just(Act::Replace),
         1 => Just(Act::PowerCut),
         2 => (consumer, any::<bool>(), any::<bool>()).prop_map(|(c, source, target)| Act::Remove(c, source, target)),
         2 => Just(Act::Die),
@@ -372,6 +379,10 @@ impl Run {
             }
             Act::Crash => self.crash(true),
             Act::Reboot => self.crash(false),
+            Act::Replace => {
+                self.crash(false);
+                self.stages = !self.stages;
+            }
             Act::PowerCut => {
                 self.volume = self.durable.clone();
                 self.crash(false);
@@ -522,6 +533,42 @@ fn published_volume_is_not_staged_by_a_new_ability() {
     let (volume, next) = step(&volume, MountEvent::Unmount { key: key(1) }).unwrap();
     let (volume, _) = ended(&volume, run(next), Outcome::Done { device: None });
     assert_eq!(run(mount(&volume, 3, true).1).action, Action::Stage);
+}
+
+#[test]
+fn plugin_that_stages_no_more_publishes_alone() {
+    let mut run = run(true);
+    run.act(Act::Mount(0));
+    run.act(Act::Mount(1));
+    run.act(Act::Replace);
+    assert_eq!((run.volume.row.stage, run.volume.row.staging.is_some()), (Leg::Absent, true));
+    run.act(Act::Mount(0));
+    assert_eq!(run.world.sight(&run.volume.mounts[0]), Observed::There);
+    assert_eq!(run.volume.row.staging, None);
+    run.act(Act::Mount(1));
+    run.act(Act::Unmount(0));
+    run.act(Act::Unmount(1));
+    assert!(run.volume.mounts.is_empty() && run.world.published.is_empty());
+}
+
+/// The stage may have been done, so the plugin has to undo it. The publish of another mount needs it.
+#[test]
+fn staged_volume_keeps_its_staging_path() {
+    let mount = |volume: &Volume, stages| {
+        let abilities = Abilities { stages, ..ABLE };
+        let event = MountEvent::Mount { wanted: wanted(1), paths: paths(1), abilities };
+        step(volume, event).unwrap().0.row.staging
+    };
+    let staging = paths(1).staging;
+    let mut volume = begun();
+    for leg in [Leg::Making, Leg::Present, Leg::Removing] {
+        volume.row.stage = leg;
+        assert_eq!(mount(&volume, false), staging, "{leg:?}");
+    }
+    volume.row.stage = Leg::Absent;
+    assert_eq!(mount(&volume, false), None);
+    volume.mount_mut(&key(0)).unwrap().publish = Leg::Present;
+    assert_eq!(mount(&volume, false), staging);
 }
 
 #[test]
