@@ -235,6 +235,37 @@ fn plugin_without_attach_seen_late_is_not_asked() {
     }
 }
 
+/// An attach may have been done, and its detach failed. The plugin says later that it does not attach.
+#[test]
+fn claim_outlives_a_lost_attach_capability() {
+    alone("servers attach the volumes of a cluster", async |w| {
+        let client = attaching(w).await;
+        registered(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        w.plugin("p").rules([
+            Rule::once("ControllerPublishVolume", Act::FailAfter(9)),
+            Rule::always("ControllerUnpublishVolume", Act::Fail(14)),
+        ]);
+        let soon = ClaimOptions { deadline_usec: Some(1_000_000), ..ClaimOptions::default() };
+        client.claim(NAMESPACE, "v", "one", soon).await.expect_err("it is refused");
+        w.kill();
+        w.honest();
+        w.plugin("p").set(|script| script.control(&["CREATE_DELETE_VOLUME"]));
+        w.plugin("p").kill();
+        w.plugin("p").start().await;
+        let client = w.start().await;
+        healthy(&client, "p").await;
+        release(&client, "v", "one").await.expect_err("the plugin does not detach");
+        assert_eq!(claimed(&client).await, [pair("one", "parked")]);
+        w.plugin("p").set(|script| script.control(ATTACH));
+        w.plugin("p").kill();
+        eventually("it is missed", async || !client.plugin("p").await.unwrap().healthy).await;
+        w.plugin("p").start().await;
+        healthy(&client, "p").await;
+        release(&client, "v", "one").await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
 /// A plugin attaches or not: csid knows that once it has seen each instance. The error names the instance that is missing.
 #[test]
 fn missing_instance_is_named_in_the_error() {
