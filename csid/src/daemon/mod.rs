@@ -32,14 +32,14 @@ use crate::fault;
 use crate::host::{self, Host, boot};
 use crate::log;
 use crate::metrics;
-use crate::plugin::{Plugins, files};
+use crate::plugin::{EarlierSecrets, Plugins, files};
 use crate::store::registry::{Registry, RegistryError};
 use crate::store::rows::Phase;
 use crate::store::{Health, JournalDirectory, Loaded, Store, StoreError};
 use crate::unix_signals::{SignalOrder, UnixSignals};
 use crate::volume::model::volume::Action;
 use crate::volume::servers::Servers;
-use crate::volume::{OperationKind, Recovered, Volumes};
+use crate::volume::{OperationKind, Recovered, Volumes, earlier_secrets};
 use notify::notify;
 use reload::{Handles, keep_roots, load_config, read_configuration};
 use sockets::Sockets;
@@ -248,15 +248,29 @@ impl Daemon {
             let (name, journal_id) = (store.node(), store.journal_id());
             Arc::new(cluster::Node::new(cluster, name, journal_id, boot.as_str(), loaded.fence))
         });
+        let registry = registry(&store)?;
+        let is_sound = *store.health().borrow() == Health::Sound;
+        let earlier_secrets = match is_sound {
+            true => earlier_secrets(&config, &loaded.mounts, registry.as_ref()).await,
+            // A damaged journal may lack the rows of any plugin.
+            false => EarlierSecrets::OfAll,
+        };
         let (config, config_changes) = watch::channel(Arc::new(config));
         let (state, state_changes) = watch::channel(State::Starting);
         let host = Host::new(&directories.runtime);
         let rpc = config.borrow().deadlines.rpc;
-        let plugins =
-            Plugins::start(&directories, rpc, store.clone(), files, loaded.plugins, loaded.node_ids);
+        let plugins = Plugins::start(
+            &directories,
+            rpc,
+            store.clone(),
+            files,
+            loaded.plugins,
+            loaded.node_ids,
+            earlier_secrets,
+        );
         let volumes = Volumes::new(
             store.clone(),
-            registry(&store)?,
+            registry,
             plugins.clone(),
             host,
             config_changes.clone(),

@@ -1,6 +1,7 @@
 //! The state that the instances of a plugin share: bounds on their calls in flight, and the plugin's facts.
 
-use std::sync::atomic::AtomicBool;
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -86,6 +87,33 @@ impl Drop for Turn<'_> {
 /// A lock that keeps the directories of a plugin where they are.
 pub struct HeldDirectories(#[expect(dead_code)] OwnedRwLockReadGuard<()>);
 
+/// The plugins to which an earlier csid may have sent secrets.
+#[derive(Debug, PartialEq, Eq)]
+pub enum EarlierSecrets {
+    /// Plugins with these ids.
+    Of(BTreeSet<String>),
+    OfAll,
+}
+
+impl Default for EarlierSecrets {
+    fn default() -> Self {
+        EarlierSecrets::Of(BTreeSet::new())
+    }
+}
+
+impl EarlierSecrets {
+    /// Makes the state of a plugin. Its texts are withheld from the first call on if an earlier csid may have sent it secrets.
+    pub(super) fn common_of(&self, id: &str) -> Common {
+        let common = Common::default();
+        let had_secrets = match self {
+            EarlierSecrets::Of(plugins) => plugins.contains(id),
+            EarlierSecrets::OfAll => true,
+        };
+        common.had_secrets.store(had_secrets, Ordering::Release);
+        common
+    }
+}
+
 /// The state that the instances of a plugin share: the turns of calls, and counts.
 pub(super) struct Common {
     node: Turns,
@@ -96,9 +124,9 @@ pub(super) struct Common {
     /// Lock of the plugin's directories. A mount reads from the choice of its paths until its row is written. A reload that moves the
     /// directories writes.
     pub directories: Arc<RwLock<()>>,
-    /// Whether this csid sent secrets.
+    /// Whether this csid sent secrets, or an earlier one may have, by the rows of the start.
     pub had_secrets: AtomicBool,
-    /// Whether an earlier csid did, by its rows.
+    /// Whether an earlier csid did, by the rows of the first call that has to know it.
     pub had_secrets_before: OnceCell<bool>,
 }
 

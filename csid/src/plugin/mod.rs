@@ -48,7 +48,7 @@ mod visible;
 
 pub use crate::host::exec::{Run, Size};
 pub use crate::host::log::Lines;
-pub use common::HeldDirectories;
+pub use common::{EarlierSecrets, HeldDirectories};
 pub use controller::{CallContext, Controller, Create, Created, External, Snapshot, Source};
 pub use network::Network;
 pub use node::{Measure, NodeCall, Ready, Stats};

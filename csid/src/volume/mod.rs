@@ -45,6 +45,7 @@ pub use api::requests::{
 pub use api::views::{
     Drained, LeftByDrain, MountView, Mounted, NodeDrained, OperationView, Recovered, Report,
 };
+pub use executor::secrets::earlier_secrets;
 pub use lifecycle::refuse_nonsense;
 pub use manager::Volumes;
 pub use model::volume::Paths;

@@ -149,6 +149,32 @@ fn secrets_of_other_users_are_not_reported() {
     });
 }
 
+/// The plugin goes on, and knows the secrets that it had of the csid before.
+#[test]
+fn failed_probe_after_a_restart_shows_no_secret() {
+    world(async |w| {
+        let client = running(w).await;
+        mount(&client, "job", with_secrets("v")).await.unwrap();
+        let before = cursor(&client).await;
+        w.kill();
+        let says = Act::Say(13, format!("login of admin with {CANARY} failed"));
+        w.plugin("p").rules([Rule::always("Probe", says)]);
+        let client = w.start().await;
+        let message = async || client.plugin("p").await.unwrap().health_message;
+        eventually("the Probe has failed", async || message().await.contains("INTERNAL")).await;
+        let message = message().await;
+        assert!(message.contains("the plugin's words may repeat"), "{message}");
+        let answer = format!("{:?}", events(&client, before).await);
+        assert!(answer.contains("INTERNAL"), "{answer}");
+        let log = fs::read_to_string(w.path("csid.log")).unwrap();
+        assert!(![message, answer, log].iter().any(|text| text.contains(CANARY)));
+        w.plugin("p").honest();
+        healthy(&client, "p").await;
+        unmount(&client, "v", "job").await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}
+
 /// A mount without secrets that is gone, and comes back with some.
 #[test]
 fn secrets_of_a_repair_are_forgotten() {

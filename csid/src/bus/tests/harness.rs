@@ -102,8 +102,15 @@ fn rooms(
         configuration: directory.path().join("etc"),
     };
     let rpc = config.borrow().deadlines.rpc;
-    let plugins =
-        Plugins::start(&directories, rpc, store.clone(), Vec::new(), loaded.plugins, loaded.node_ids);
+    let plugins = Plugins::start(
+        &directories,
+        rpc,
+        store.clone(),
+        Vec::new(),
+        loaded.plugins,
+        loaded.node_ids,
+        Default::default(),
+    );
     let registry = Arc::new(store.clone());
     let volumes =
         Volumes::new(store.clone(), registry, plugins.clone(), Host::of_threads(), config, directories, None);

@@ -14,7 +14,7 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use crate::config::Directories;
 use crate::error::Result;
 use crate::host::units::Units;
-use crate::plugin::common::Common;
+use crate::plugin::common::{Common, EarlierSecrets};
 use crate::plugin::errors::registry::RegistrationError;
 use crate::plugin::events;
 use crate::plugin::instance::Hands;
@@ -43,6 +43,7 @@ pub struct Plugins(pub(in crate::plugin) Arc<PluginRegistry>);
 pub(in crate::plugin) struct PluginRegistry {
     pub directories: Directories,
     pub shared: TaskContext,
+    earlier_secrets: EarlierSecrets,
     pub(super) plugins: Mutex<InstanceTable>,
     /// Signalled when an instance comes or goes, and when csid stops.
     pub known: watch::Sender<()>,
@@ -118,8 +119,9 @@ impl Plugins {
         files: Vec<(String, PluginSpec)>,
         rows: Vec<PluginRow>,
         node_ids: BTreeMap<String, String>,
+        earlier_secrets: EarlierSecrets,
     ) -> Plugins {
-        Self::start_at(Pace::default(), directories, rpc, store, files, (rows, node_ids))
+        Self::begin(Pace::default(), directories, rpc, store, files, (rows, node_ids), earlier_secrets)
     }
 
     /// systemd, by the one connection that csid has to it.
@@ -127,13 +129,26 @@ impl Plugins {
         self.0.shared.units.clone()
     }
 
+    #[cfg(test)]
     pub(in crate::plugin) fn start_at(
         pace: Pace,
         directories: &Directories,
         rpc: Duration,
         store: Store,
         files: Vec<(String, PluginSpec)>,
+        journaled: (Vec<PluginRow>, BTreeMap<String, String>),
+    ) -> Plugins {
+        Self::begin(pace, directories, rpc, store, files, journaled, EarlierSecrets::default())
+    }
+
+    fn begin(
+        pace: Pace,
+        directories: &Directories,
+        rpc: Duration,
+        store: Store,
+        files: Vec<(String, PluginSpec)>,
         (mut rows, node_ids): (Vec<PluginRow>, BTreeMap<String, String>),
+        earlier_secrets: EarlierSecrets,
     ) -> Plugins {
         let shared = TaskContext {
             store,
@@ -148,6 +163,7 @@ impl Plugins {
         let plugins = Plugins(Arc::new(PluginRegistry {
             directories: directories.clone(),
             shared,
+            earlier_secrets,
             plugins: Mutex::default(),
             known: watch::Sender::new(()),
             turns: AtomicU64::new(0),
@@ -391,7 +407,7 @@ impl Plugins {
         // Stops run one at a time; the next one waits.
         let (stops, stopped) = mpsc::channel(1);
         let common = self.entries().get(id).and_then(|entries| Some(entries.first()?.common.clone()));
-        let common = common.unwrap_or_default();
+        let common = common.unwrap_or_else(|| Arc::new(self.0.earlier_secrets.common_of(id)));
         let (task, state) =
             Task::new(self.0.shared.clone(), id, spec.clone(), owner, place, asked, common.clone());
         tokio::spawn(task.run(stopped));

@@ -688,6 +688,7 @@ mod tests {
             Vec::new(),
             loaded.plugins,
             loaded.node_ids,
+            Default::default(),
         );
         let shared = Volumes::new(
             store.clone(),
@@ -736,7 +737,15 @@ mod tests {
         let [state, runtime, configuration] = ["state", "run", "etc"].map(|name| root.path().join(name));
         let directories = Directories { state, runtime, configuration };
         let rows = (loaded.plugins, loaded.node_ids);
-        let plugins = Plugins::start(&directories, SETTLE.0, store.clone(), Vec::new(), rows.0, rows.1);
+        let plugins = Plugins::start(
+            &directories,
+            SETTLE.0,
+            store.clone(),
+            Vec::new(),
+            rows.0,
+            rows.1,
+            Default::default(),
+        );
         let volumes = Volumes::new(
             store.clone(),
             Arc::new(store),

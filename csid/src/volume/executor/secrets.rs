@@ -1,5 +1,6 @@
 //! Loads the secrets of systemd credentials, and determines whether a plugin may still know others.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -7,14 +8,15 @@ use std::time::Instant;
 
 use zeroize::Zeroizing;
 
-use crate::config::Cluster;
+use crate::config::Config;
 use crate::error::Result;
 use crate::host::credential::CredentialError;
 use crate::host::units::UnitsError;
+use crate::plugin::EarlierSecrets;
 use crate::secret::{MAX_BYTES, Secrets};
 use crate::store::MountFilter;
-use crate::store::registry::{Creation, Record, RecordFilter, Standing};
-use crate::store::rows::MountKey;
+use crate::store::registry::{Creation, Record, RecordFilter, Registry, Standing};
+use crate::store::rows::{MountKey, MountRow};
 use crate::volume::context::Context;
 use crate::volume::errors::credential::SecretsError;
 use crate::volume::model::volume::{Volume, may_have_had_secrets};
@@ -47,8 +49,7 @@ impl Context {
     /// Returns whether an earlier csid may have sent the plugin secrets. That of a volume's row may have been sent. Calls for other hosts leave no row, so each
     /// credential that csid.toml permits them may have been sent, too.
     pub(in crate::volume) async fn may_have_sent_secrets(&self, plugin: &str) -> Result<bool> {
-        let has_credentials = |cluster: &Cluster| !cluster.controller_credentials.is_empty();
-        if self.config.borrow().cluster.as_ref().is_some_and(has_credentials) {
+        if has_credentials(&self.config.borrow()) {
             return Ok(true);
         }
         let plugin = Some(plugin.to_owned());
@@ -76,6 +77,34 @@ impl Context {
             Err(_) => Err(SecretsError::Late { name }.into()),
         }
     }
+}
+
+/// Returns the plugins to which an earlier csid may have sent secrets, by the rows that csid finds at its start. If the records cannot
+/// be read, that is each plugin.
+pub async fn earlier_secrets(
+    config: &Config,
+    mounts: &[MountRow],
+    registry: &dyn Registry,
+) -> EarlierSecrets {
+    if has_credentials(config) {
+        return EarlierSecrets::OfAll;
+    }
+    let records = match registry.records(RecordFilter::default()).await {
+        Ok((records, _)) => records,
+        Err(error) => {
+            tracing::warn!(%error, "csid does not know which plugins had secrets, and withholds their messages");
+            return EarlierSecrets::OfAll;
+        }
+    };
+    let of_mounts = mounts.iter().filter(|row| may_have_had_secrets(row)).map(|row| &row.volume.plugin);
+    let of_records =
+        records.iter().filter(|record| tells_of_secrets(record)).map(|record| &record.volume.plugin);
+    EarlierSecrets::Of(of_mounts.chain(of_records).cloned().collect::<BTreeSet<_>>())
+}
+
+/// Returns whether the plugins may get secrets in calls for other hosts.
+fn has_credentials(config: &Config) -> bool {
+    config.cluster.as_ref().is_some_and(|cluster| !cluster.controller_credentials.is_empty())
 }
 
 /// Reads a credential that systemd gave csid at its start. `None`: there is none of that name.
@@ -130,6 +159,21 @@ mod tests {
 
     use super::*;
     use crate::secret::freed::{self, SECRET};
+    use crate::store::Store;
+    use crate::volume::model::step::tests::begun;
+
+    #[tokio::test]
+    async fn row_with_secrets_names_its_plugin() {
+        let root = tempfile::tempdir().unwrap();
+        let (store, _) = Store::open(&root.path().join("journal"), root.path(), None).unwrap();
+        let mut mount = MountRow::clone(&begun().mounts[0]);
+        let found = async |store: &Store, mount: &MountRow| {
+            earlier_secrets(&Config::default(), std::slice::from_ref(mount), store).await
+        };
+        assert_eq!(found(&store, &mount).await, EarlierSecrets::default());
+        mount.spec.secrets_given = true;
+        assert_eq!(found(&store, &mount).await, EarlierSecrets::Of(BTreeSet::from(["p".to_owned()])));
+    }
 
     #[test]
     fn secret_file_is_read_to_its_bound_and_wiped() {

@@ -178,8 +178,15 @@ mod tests {
         let directories = Directories { state, runtime, configuration };
         let (store, loaded) = Store::open(&place.join("journal"), &place, None).unwrap();
         let rpc = config.borrow().deadlines.rpc;
-        let plugins =
-            Plugins::start(&directories, rpc, store.clone(), Vec::new(), loaded.plugins, loaded.node_ids);
+        let plugins = Plugins::start(
+            &directories,
+            rpc,
+            store.clone(),
+            Vec::new(),
+            loaded.plugins,
+            loaded.node_ids,
+            Default::default(),
+        );
         let volumes = Volumes::new(
             store.clone(),
             Arc::new(store),
