@@ -7,9 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use csi_proto::csi::v1;
-use csi_proto::csi::v1::controller_client::ControllerClient;
 use csi_proto::csi::v1::volume_content_source::{SnapshotSource, Type as ContentSource, VolumeSource};
-use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
 use crate::plugin::answer;
@@ -17,6 +15,7 @@ use crate::plugin::instance::{Hand, Instance, capability, condition, gone, opaqu
 use crate::plugin::node::Ready;
 use crate::plugin::rpc::{Hidden, MAP_BYTES, RpcError, STRING_BYTES, map_bytes, sent};
 use crate::plugin::rpc_outcome::Class;
+use crate::plugin::wire::Wire;
 use crate::secret::Secrets;
 use crate::store::rows::Usage;
 
@@ -143,8 +142,7 @@ impl Controller {
             secrets: sent(request.secrets),
             volume_context: usage.context.clone(),
         };
-        let send =
-            async |channel, message| ControllerClient::new(channel).controller_publish_volume(message).await;
+        let send = async |wire: Wire, message| wire.controller().controller_publish_volume(message).await;
         let answer = self.call(RPC, request, message, opaque(usage), send).await?;
         self.0.peer.warn_if_long("publish_context", map_bytes(&answer.publish_context), MAP_BYTES);
         self.0.taken(RPC, Class::Unknown, "publish_context", answer::maps([&answer.publish_context]))?;
@@ -166,9 +164,7 @@ impl Controller {
             node_id: node_id.to_owned(),
             secrets: sent(request.secrets),
         };
-        let send = async |channel, message| {
-            ControllerClient::new(channel).controller_unpublish_volume(message).await
-        };
+        let send = async |wire: Wire, message| wire.controller().controller_unpublish_volume(message).await;
         gone(self.call(RPC, request, message, [], send).await)
     }
 
@@ -207,7 +203,7 @@ impl Controller {
             mutable_parameters: BTreeMap::new(),
         };
         let words = create.parameters.values().chain(create.usages.iter().flat_map(opaque));
-        let send = async |channel, message| ControllerClient::new(channel).create_volume(message).await;
+        let send = async |wire: Wire, message| wire.controller().create_volume(message).await;
         let volume = self.call(RPC, request, message, words, send).await?.volume.unwrap_or_default();
         let external_id = self.named(RPC, Class::Unknown, "volume_id", volume.volume_id)?;
         self.0.peer.warn_if_long("volume_context", map_bytes(&volume.volume_context), MAP_BYTES);
@@ -230,7 +226,7 @@ impl Controller {
         self.allow(RPC, "CREATE_DELETE_VOLUME", request)?;
         let message =
             v1::DeleteVolumeRequest { volume_id: external_id.to_owned(), secrets: sent(request.secrets) };
-        let send = async |channel, message| ControllerClient::new(channel).delete_volume(message).await;
+        let send = async |wire: Wire, message| wire.controller().delete_volume(message).await;
         gone(self.call(RPC, request, message, [], send).await)
     }
 
@@ -254,8 +250,7 @@ impl Controller {
             secrets: sent(request.secrets),
             volume_capability: Some(self.capability(usage)),
         };
-        let send =
-            async |channel, message| ControllerClient::new(channel).controller_expand_volume(message).await;
+        let send = async |wire: Wire, message| wire.controller().controller_expand_volume(message).await;
         let answer = self.call(RPC, request, message, opaque(usage), send).await?;
         let capacity = self.0.size(RPC, Class::Unknown, "capacity_bytes", answer.capacity_bytes)?;
         Ok((Some(capacity).filter(|bytes| *bytes > 0), answer.node_expansion_required))
@@ -281,9 +276,7 @@ impl Controller {
             mutable_parameters: BTreeMap::new(),
         };
         let words = || parameters.values().chain(usages.iter().flat_map(opaque));
-        let send = async |channel, message| {
-            ControllerClient::new(channel).validate_volume_capabilities(message).await
-        };
+        let send = async |wire: Wire, message| wire.controller().validate_volume_capabilities(message).await;
         let answer = self.call(RPC, request, asked.clone(), words(), send).await?;
         Ok(match answer.confirmed {
             Some(confirmed) => agrees(&asked, &confirmed),
@@ -309,7 +302,7 @@ impl Controller {
             parameters: parameters.clone(),
             accessibility_requirements: None,
         };
-        let send = async |channel, message| ControllerClient::new(channel).create_snapshot(message).await;
+        let send = async |wire: Wire, message| wire.controller().create_snapshot(message).await;
         let answer = self.call(RPC, request, message, parameters.values(), send).await?;
         self.checked_snapshot(RPC, Class::Unknown, answer.snapshot)
     }
@@ -320,7 +313,7 @@ impl Controller {
         self.allow(RPC, "CREATE_DELETE_SNAPSHOT", request)?;
         let message =
             v1::DeleteSnapshotRequest { snapshot_id: id.to_owned(), secrets: sent(request.secrets) };
-        let send = async |channel, message| ControllerClient::new(channel).delete_snapshot(message).await;
+        let send = async |wire: Wire, message| wire.controller().delete_snapshot(message).await;
         gone(self.call(RPC, request, message, [], send).await)
     }
 
@@ -343,7 +336,7 @@ impl Controller {
             snapshot_id: snapshot.to_owned(),
             secrets: sent(request.secrets),
         };
-        let send = async |channel, message| ControllerClient::new(channel).list_snapshots(message).await;
+        let send = async |wire: Wire, message| wire.controller().list_snapshots(message).await;
         let answer = self.call(RPC, request, message, [], send).await?;
         let snapshots = answer
             .entries
@@ -362,7 +355,7 @@ impl Controller {
         const RPC: &str = "ListVolumes";
         self.allow(RPC, "LIST_VOLUMES", request)?;
         let message = v1::ListVolumesRequest { max_entries: entries(max), starting_token: token.to_owned() };
-        let send = async |channel, message| ControllerClient::new(channel).list_volumes(message).await;
+        let send = async |wire: Wire, message| wire.controller().list_volumes(message).await;
         let answer = self.call(RPC, request, message, [], send).await?;
         let external = |entry: v1::list_volumes_response::Entry| {
             let (volume, status) = (entry.volume.unwrap_or_default(), entry.status.unwrap_or_default());
@@ -401,7 +394,7 @@ impl Controller {
             accessible_topology: there.then(|| v1::Topology { segments: topology.clone() }),
         };
         let words = parameters.values().chain(usages.iter().flat_map(opaque));
-        let send = async |channel, message| ControllerClient::new(channel).get_capacity(message).await;
+        let send = async |wire: Wire, message| wire.controller().get_capacity(message).await;
         let answer = self.call(RPC, request, message, words, send).await?;
         self.0.size(RPC, Class::Refused, "available_capacity", answer.available_capacity)
     }
@@ -423,7 +416,7 @@ impl Controller {
         request: CallContext<'_>,
         message: Q,
         words: impl IntoIterator<Item = &'w String>,
-        send: impl FnOnce(Channel, tonic::Request<Q>) -> F,
+        send: impl FnOnce(Wire, tonic::Request<Q>) -> F,
     ) -> Result<R, RpcError>
     where
         F: Future<Output = Result<Response<R>, Status>>,

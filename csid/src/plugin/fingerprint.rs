@@ -5,10 +5,6 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use csi_proto::csi::v1;
-use csi_proto::csi::v1::controller_client::ControllerClient;
-use csi_proto::csi::v1::identity_client::IdentityClient;
-use csi_proto::csi::v1::node_client::NodeClient;
-use tonic::transport::Channel;
 use v1::controller_service_capability::{Type as ControllerType, rpc::Type as ControllerRpc};
 use v1::node_service_capability::{Type as NodeType, rpc::Type as NodeRpc};
 use v1::plugin_capability::{
@@ -18,6 +14,7 @@ use v1::plugin_capability::{
 use crate::plugin::answer;
 use crate::plugin::rpc::{MAP_BYTES, Peer, RpcError, STRING_BYTES, map_bytes};
 use crate::plugin::rpc_outcome::Class;
+use crate::plugin::wire::Wire;
 
 /// CSI rule 11.
 const NODE_ID_BYTES: usize = 256;
@@ -54,7 +51,7 @@ pub(super) enum FingerprintError {
 
 /// CSI rule 37: no `ready` is ready, `false` is wait.
 pub(super) async fn probe(peer: &Peer, deadline: Instant) -> Result<bool, RpcError> {
-    let send = async |channel: Channel, request| IdentityClient::new(channel).probe(request).await;
+    let send = async |wire: Wire, request| wire.identity().probe(request).await;
     let answer = peer.call("Probe", deadline, v1::ProbeRequest {}, || peer.hidden(), send).await?;
     Ok(answer.ready.unwrap_or(true))
 }
@@ -81,8 +78,7 @@ pub(super) async fn take(
     let name = match known {
         Some(_) => None,
         None => {
-            let send =
-                async |channel: Channel, request| IdentityClient::new(channel).get_plugin_info(request).await;
+            let send = async |wire: Wire, request| wire.identity().get_plugin_info(request).await;
             let request = v1::GetPluginInfoRequest {};
             let info = peer.call("GetPluginInfo", deadline, request, || peer.hidden(), send).await?;
             if info.name.is_empty() {
@@ -93,8 +89,7 @@ pub(super) async fn take(
         }
     };
 
-    let send =
-        async |channel: Channel, request| IdentityClient::new(channel).get_plugin_capabilities(request).await;
+    let send = async |wire: Wire, request| wire.identity().get_plugin_capabilities(request).await;
     let request = v1::GetPluginCapabilitiesRequest {};
     let answer = peer.call("GetPluginCapabilities", deadline, request, || peer.hidden(), send).await?;
     let plugin: Vec<PluginType> = answer.capabilities.into_iter().filter_map(|c| c.r#type).collect();
@@ -104,17 +99,14 @@ pub(super) async fn take(
     print.plugin = plugin.iter().filter_map(plugin_name).collect();
     facts.plugin = Some(print.plugin.clone());
 
-    let send =
-        async |channel: Channel, request| NodeClient::new(channel).node_get_capabilities(request).await;
+    let send = async |wire: Wire, request| wire.node().node_get_capabilities(request).await;
     let request = v1::NodeGetCapabilitiesRequest {};
     let node = served(peer.call("NodeGetCapabilities", deadline, request, || peer.hidden(), send).await);
     let node = node.map(|answer| Some(answer?.capabilities.iter().filter_map(node_name).collect::<Vec<_>>()));
     facts.node = node.clone().ok();
     // A driver's node half often names the controller service and does not serve it (CSI rule 10).
     let controller = if has(Service::ControllerService) {
-        let send = async |channel: Channel, request| {
-            ControllerClient::new(channel).controller_get_capabilities(request).await
-        };
+        let send = async |wire: Wire, request| wire.controller().controller_get_capabilities(request).await;
         let request = v1::ControllerGetCapabilitiesRequest {};
         let answer = peer.call("ControllerGetCapabilities", deadline, request, || peer.hidden(), send).await;
         served(answer)
@@ -157,7 +149,7 @@ pub(super) async fn take(
 
 /// NodeGetInfo is asked for only of plugins that attach; another may leave it out.
 async fn node_info(peer: &Peer, deadline: Instant, identity: &mut Identity) -> Result<(), FingerprintError> {
-    let send = async |channel: Channel, request| NodeClient::new(channel).node_get_info(request).await;
+    let send = async |wire: Wire, request| wire.node().node_get_info(request).await;
     let request = v1::NodeGetInfoRequest {};
     let answer = peer.call("NodeGetInfo", deadline, request, || peer.hidden(), send).await;
     let Some(info) = served(answer)? else { return Ok(()) };

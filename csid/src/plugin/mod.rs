@@ -45,6 +45,7 @@ mod trust;
 mod unit_settings;
 mod view;
 mod visible;
+mod wire;
 
 pub use crate::host::exec::{Run, Size};
 pub use crate::host::log::Lines;

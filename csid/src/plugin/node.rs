@@ -8,15 +8,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use csi_proto::csi::v1;
-use csi_proto::csi::v1::node_client::NodeClient;
 use csi_proto::csi::v1::volume_usage::Unit;
-use tonic::transport::Channel;
 use tonic::{Response, Status};
 
 use crate::host::part_below;
 use crate::plugin::instance::{Hand, Instance, capability, condition, gone, opaque};
 use crate::plugin::rpc::{Hidden, RpcError, sent};
 use crate::plugin::rpc_outcome::Class;
+use crate::plugin::wire::Wire;
 use crate::secret::Secrets;
 use crate::store::rows::Usage;
 
@@ -121,7 +120,7 @@ impl Ready {
             secrets: sent(call.secrets),
             volume_context: call.usage.context.clone(),
         };
-        let send = async |channel, request| NodeClient::new(channel).node_stage_volume(request).await;
+        let send = async |wire: Wire, request| wire.node().node_stage_volume(request).await;
         self.call("NodeStageVolume", &call, request, send).await.map(drop)
     }
 
@@ -137,7 +136,7 @@ impl Ready {
             secrets: sent(call.secrets),
             volume_context: call.usage.context.clone(),
         };
-        let send = async |channel, request| NodeClient::new(channel).node_publish_volume(request).await;
+        let send = async |wire: Wire, request| wire.node().node_publish_volume(request).await;
         self.call("NodePublishVolume", &call, request, send).await.map(drop)
     }
 
@@ -147,7 +146,7 @@ impl Ready {
             volume_id: call.external_id.to_owned(),
             target_path: self.seen(call.target),
         };
-        let send = async |channel, request| NodeClient::new(channel).node_unpublish_volume(request).await;
+        let send = async |wire: Wire, request| wire.node().node_unpublish_volume(request).await;
         gone(self.call("NodeUnpublishVolume", &call, request, send).await)
     }
 
@@ -157,7 +156,7 @@ impl Ready {
             volume_id: call.external_id.to_owned(),
             staging_target_path: self.staging(&call),
         };
-        let send = async |channel, request| NodeClient::new(channel).node_unstage_volume(request).await;
+        let send = async |wire: Wire, request| wire.node().node_unstage_volume(request).await;
         gone(self.call("NodeUnstageVolume", &call, request, send).await)
     }
 
@@ -180,7 +179,7 @@ impl Ready {
             volume_capability: Some(capability(call.usage, &self.0.print.node)),
             secrets: sent(call.secrets),
         };
-        let send = async |channel, request| NodeClient::new(channel).node_expand_volume(request).await;
+        let send = async |wire: Wire, request| wire.node().node_expand_volume(request).await;
         let answer = self.call(RPC, &call, request, send).await?;
         let capacity = self.0.size(RPC, Class::Unknown, "capacity_bytes", answer.capacity_bytes)?;
         Ok(Some(capacity).filter(|bytes| *bytes > 0))
@@ -195,7 +194,7 @@ impl Ready {
             volume_path: self.seen(call.target),
             staging_target_path: self.staged(&call),
         };
-        let send = async |channel, request| NodeClient::new(channel).node_get_volume_stats(request).await;
+        let send = async |wire: Wire, request| wire.node().node_get_volume_stats(request).await;
         let answer = self.call(RPC, &call, request, send).await?;
         let size = |field, size| self.0.size(RPC, Class::Refused, field, size);
         let mut usage = Vec::new();
@@ -219,7 +218,7 @@ impl Ready {
         rpc: &'static str,
         call: &NodeCall<'_>,
         request: Q,
-        send: impl FnOnce(Channel, tonic::Request<Q>) -> F,
+        send: impl FnOnce(Wire, tonic::Request<Q>) -> F,
     ) -> Result<R, RpcError>
     where
         F: Future<Output = Result<Response<R>, Status>>,

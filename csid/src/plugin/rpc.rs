@@ -16,6 +16,7 @@ use crate::error::{Error, Kind, Obstacle};
 use crate::plugin::channel::NotConnected;
 use crate::plugin::common::Common;
 use crate::plugin::rpc_outcome::{Class, RpcKind, RpcOutcome, is_broken, outcome};
+use crate::plugin::wire::{SentStatus, Wire};
 use crate::secret::{self, Secrets};
 
 /// The longest message of a plugin that csid passes on.
@@ -87,17 +88,23 @@ impl RpcError {
         self.into()
     }
 
-    fn new(peer: &Peer, rpc: &'static str, status: &Status, hidden: Hidden) -> Self {
-        let class = class(status);
+    fn new(peer: &Peer, rpc: &'static str, status: &Status, sent: &SentStatus, hidden: Hidden) -> Self {
+        let is_plugins = sent.is(status);
+        let class = class(status, is_plugins);
         let cause = first_cause(status);
         let answered = cause.is_none();
-        let message = match (class, cause) {
+        let (code, message) = match (class, cause) {
             (Class::Unknown, Some(cause)) => {
-                presentable(&format!("the connection to the plugin broke: {cause}"))
+                (status.code(), presentable(&format!("the connection to the plugin broke: {cause}")))
             }
-            _ => hidden.clean(status.message()),
+            // tonic's code for that would look like the plugin's.
+            (Class::Unknown, None) if !is_plugins => {
+                let text = format!("csid cannot read the plugin's answer: {}", status.message());
+                (Code::Internal, hidden.clean(&text))
+            }
+            _ => (status.code(), hidden.clean(status.message())),
         };
-        RpcError { answered, ..peer.error(rpc, status.code(), message, class) }
+        RpcError { answered, ..peer.error(rpc, code, message, class) }
     }
 }
 
@@ -124,7 +131,8 @@ pub fn code_name(code: Code) -> &'static str {
     }
 }
 
-/// Returns the causes of a status that was made on this side. A status that came over the wire has none.
+/// Returns the causes of a status that was made on this side. A status that came over the wire has none, nor has one for an answer that
+/// cannot be read.
 fn causes(status: &Status) -> impl Iterator<Item = &(dyn std::error::Error + 'static)> {
     std::iter::successors(status.source(), |error| {
         let error = *error;
@@ -132,16 +140,17 @@ fn causes(status: &Status) -> impl Iterator<Item = &(dyn std::error::Error + 'st
     })
 }
 
-/// Returns the first cause of a status that was made on this side. `None`: the status came over the wire.
+/// Returns the first cause of a status that was made on this side. `None`: an answer came over the wire.
 pub(super) fn first_cause(status: &Status) -> Option<String> {
     causes(status).last().map(ToString::to_string)
 }
 
-fn class(status: &Status) -> Class {
+/// Returns what is known of the effect of an RPC that failed so. `is_plugins`: the plugin sent this status. Only then its code is an answer.
+fn class(status: &Status, is_plugins: bool) -> Class {
     if causes(status).any(|error| error.is::<NotConnected>()) {
         return Class::NotSent;
     }
-    if status.source().is_some() {
+    if status.source().is_some() || !is_plugins {
         return Class::Unknown;
     }
     Class::of_answer(status.code())
@@ -348,7 +357,7 @@ impl Peer {
         deadline: Instant,
         request: Q,
         hidden: impl FnOnce() -> Hidden,
-        send: impl FnOnce(Channel, Request<Q>) -> F,
+        send: impl FnOnce(Wire, Request<Q>) -> F,
     ) -> Result<R, RpcError>
     where
         F: Future<Output = Result<Response<R>, Status>>,
@@ -374,7 +383,9 @@ impl Peer {
         request.set_timeout(allowed);
         let mut counted = self.common.tally.begin(rpc, start);
         // tonic's future is large, and each future that awaits it would be as large.
-        let answering = Box::pin(send(self.channel.clone(), request));
+        let wire = Wire::of(self.channel.clone());
+        let sent = wire.sent_status();
+        let answering = Box::pin(send(wire, request));
         let answer = tokio::time::timeout(allowed, answering).await;
         let elapsed = start.elapsed();
         let failed = match answer {
@@ -385,7 +396,7 @@ impl Peer {
             }
             // tonic's own clock may be the first to ring.
             Ok(Err(status)) if elapsed < allowed || status.source().is_none() => {
-                let failed = RpcError::new(self, rpc, &status, hidden());
+                let failed = RpcError::new(self, rpc, &status, &sent, hidden());
                 // The plugin's gRPC library has the same deadline, and its clock may be the first to ring.
                 let is_late = failed.code == Code::DeadlineExceeded && elapsed * 10 >= allowed * 9;
                 RpcError { answered: failed.answered && !is_late, ..failed }
@@ -522,8 +533,8 @@ mod tests {
 
     #[test]
     fn broken_connection_leaves_the_outcome_unknown() {
-        assert_eq!(class(&Status::unavailable("")), Class::Transient, "the plugin has answered");
-        assert_eq!(class(&Status::from_error(Box::new(io_error()))), Class::Unknown);
+        assert_eq!(class(&Status::unavailable(""), true), Class::Transient, "the plugin has answered");
+        assert_eq!(class(&Status::from_error(Box::new(io_error())), false), Class::Unknown);
     }
 
     fn io_error() -> std::io::Error {

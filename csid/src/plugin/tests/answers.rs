@@ -240,3 +240,54 @@ async fn attaching_is_known_once_a_controller_was_seen() {
     let error = host.plugins.controller("p", soon(Duration::from_millis(30))).await.err().unwrap();
     assert_eq!(error.kind, Kind::PluginUnavailable);
 }
+
+/// The plugin has done what it was asked for, so a retry finds the volume (CSI rule 39).
+#[tokio::test]
+async fn overlong_answer_leaves_the_outcome_unknown() {
+    let (_host, fake, controller) = with(&ALL, &[]).await;
+    let usages = [usage()];
+    let asked = create(&usages);
+    let created = |bytes: usize| v1::CreateVolumeResponse {
+        volume: Some(v1::Volume {
+            volume_id: "v".into(),
+            volume_context: map("key", &"x".repeat(bytes)),
+            ..v1::Volume::default()
+        }),
+    };
+    for mib in [5, 20] {
+        fake.says(created(mib << 20));
+        let error = controller.create(asked, request(None)).await.err().unwrap();
+        assert!(error.class == Class::Unknown && error.answered, "{mib} MiB: {error:?}");
+    }
+    let error = controller.create(asked, request(None)).await.err().unwrap();
+    assert!(error.to_string().contains("csid cannot read the plugin's answer"), "{error}");
+    fake.script().answer = Some(Err((Code::OutOfRange, "no such size".into())));
+    let error = controller.create(asked, request(None)).await.err().unwrap();
+    assert_eq!((error.class, error.code), (Class::Refused, Code::OutOfRange), "the plugin's word counts");
+}
+
+#[tokio::test]
+async fn list_over_four_mib_is_read() {
+    let (_host, fake, controller) = with(&ALL, &[]).await;
+    let entry = |number: usize| v1::list_volumes_response::Entry {
+        volume: Some(v1::Volume { volume_id: format!("{number:0900}"), ..v1::Volume::default() }),
+        status: None,
+    };
+    let entries = (0..5000).map(entry).collect();
+    fake.says(v1::ListVolumesResponse { entries, next_token: String::new() });
+    let (volumes, _) = controller.volumes("", 0, request(None)).await.unwrap();
+    assert_eq!(volumes.len(), 5000);
+}
+
+/// gRPC's library refuses it with UNIMPLEMENTED, which is no word of the plugin.
+#[tokio::test]
+async fn unknown_encoding_leaves_the_outcome_unknown() {
+    let (_host, fake, controller) = with(&ALL, &[]).await;
+    fake.script().encoding = Some("gzip");
+    let error = controller.delete("v", request(None)).await.unwrap_err();
+    assert!(error.class == Class::Unknown && error.answered, "{error:?}");
+    fake.script().encoding = None;
+    fake.script().answer = Some(Err((Code::Unimplemented, String::new())));
+    let error = controller.delete("v", request(None)).await.unwrap_err();
+    assert_eq!(error.class, Class::Unimplemented);
+}

@@ -16,7 +16,7 @@ use tonic::body::Body;
 use tonic::service::Routes;
 use tonic::transport::Server;
 use tonic::{Code, Request, Response, Status};
-use tower::util::MapRequestLayer;
+use tower::util::{MapRequestLayer, MapResponseLayer};
 use v1::controller_server::{Controller, ControllerServer};
 use v1::identity_server::{Identity, IdentityServer};
 use v1::node_server::{Node, NodeServer};
@@ -36,6 +36,8 @@ pub struct Script {
     pub broken: Vec<&'static str>,
     /// The answer of all but the calls about the plugin itself; `None`: never.
     pub answer: Option<Result<(), (Code, String)>>,
+    /// The `grpc-encoding` that each answer names.
+    pub encoding: Option<&'static str>,
     /// What an OK says, by its type; else the default.
     answers: HashMap<TypeId, Box<dyn Any + Send>>,
     /// The last request of a type.
@@ -72,6 +74,7 @@ impl Fake {
             controller_capabilities: vec![1, 2, 999],
             broken: Vec::new(),
             answer: Some(Ok(())),
+            encoding: None,
             answers: HashMap::new(),
             requests: HashMap::new(),
             calls: Vec::new(),
@@ -141,9 +144,21 @@ impl Fake {
             request.extensions_mut().insert(Authority(authority.unwrap_or_default()));
             request
         });
+        let script = self.script.clone();
+        let encoding = MapResponseLayer::new(move |mut response: http::Response<Body>| {
+            if let Some(encoding) = script.lock().unwrap().encoding {
+                response.headers_mut().insert("grpc-encoding", http::HeaderValue::from_static(encoding));
+            }
+            response
+        });
         runtime.spawn(async move {
             let incoming = UnixListenerStream::new(listener);
-            Server::builder().layer(authority).add_routes(routes).serve_with_incoming(incoming).await
+            Server::builder()
+                .layer(authority)
+                .layer(encoding)
+                .add_routes(routes)
+                .serve_with_incoming(incoming)
+                .await
         });
         self.runtime = Some(runtime);
     }
