@@ -45,8 +45,17 @@ impl Service {
             ..ListExternal::default()
         };
         let listed = self.listed(caller, &ask.plugin, list, None).await?;
-        let Some(found) = listed.snapshots.into_iter().find(|found| found.id == ask.snapshot) else {
-            return Ok(VolumeRow::default());
+        // Only an empty list proves that it is not there.
+        let is_empty = listed.snapshots.is_empty() && listed.next.is_empty();
+        let found = match listed.snapshots.into_iter().find(|found| found.id == ask.snapshot) {
+            Some(found) => found,
+            None if is_empty => return Ok(VolumeRow::default()),
+            None => {
+                let DeleteSnapshotAsk { plugin, snapshot, .. } = &ask;
+                let text =
+                    format!("{plugin} was asked for the snapshot {snapshot} alone, and it lists others");
+                return Err(Error::new(Kind::PluginError, text).into());
+            }
         };
         let filter = RecordFilter {
             plugin: Some(ask.plugin.clone()),

@@ -345,6 +345,24 @@ impl Controller {
         Ok((snapshots.collect::<Result<_, _>>()?, self.next(RPC, answer.next_token)?))
     }
 
+    /// Returns the snapshot of this id. `None`: the plugin has none. Only an empty list proves that. A plugin that does not look for the id
+    /// answers with other snapshots, and that is an error.
+    pub async fn find_snapshot(
+        &self,
+        snapshot: &str,
+        request: CallContext<'_>,
+    ) -> Result<Option<Snapshot>, RpcError> {
+        let (listed, next) = self.snapshots(snapshot, "", "", 1, request).await?;
+        let is_empty = listed.is_empty() && next.is_empty();
+        match listed.into_iter().find(|listed| listed.id == snapshot) {
+            None if !is_empty => {
+                let text = format!("it was asked for the snapshot {snapshot} alone, and it lists others");
+                Err(self.0.breach("ListSnapshots", Class::Refused, &text))
+            }
+            found => Ok(found),
+        }
+    }
+
     /// Returns a page of volumes, as [`snapshots`](Controller::snapshots) does.
     pub async fn volumes(
         &self,

@@ -115,6 +115,22 @@ async fn snapshot_is_made_until_it_is_ready_then_deleted() {
 }
 
 #[tokio::test]
+async fn list_of_other_snapshots_is_no_deletion() {
+    let site = Site::start(1).await;
+    let mut controller = start(&site, 0).await;
+    let other = ExternalSnapshot { id: "snap-2".into(), ..row("ext-data", true) };
+    for (snapshots, next) in [(vec![other.clone()], "next"), (vec![other], ""), (Vec::new(), "next")] {
+        let deletion = deleting(&site, "operator/all");
+        let call = controller.called().await;
+        let listed = Listed { snapshots, next: next.into(), ..Listed::default() };
+        controller.end(&call, How::Answer(Answer { listed: Some(listed), ..Answer::default() })).await;
+        let error = deletion.await.unwrap().unwrap_err();
+        assert_eq!(error.kind, "PluginError");
+        assert!(error.message.contains("lists others"), "{}", error.message);
+    }
+}
+
+#[tokio::test]
 async fn call_for_the_same_snapshot_joins_the_first() {
     let site = Site::start(1).await;
     let mut controller = start(&site, 0).await;

@@ -372,6 +372,26 @@ async fn snapshots_are_made_once_a_call_and_listed_in_pages() {
 }
 
 #[tokio::test]
+async fn list_of_other_snapshots_proves_no_absence() {
+    let (_host, fake, controller) = with(&ALL, &[]).await;
+    let found = async |ids: &[&str], token: &str| {
+        let entry = |id: &&str| v1::list_snapshots_response::Entry {
+            snapshot: Some(v1::Snapshot { snapshot_id: (*id).into(), ..snapshot() }),
+        };
+        let entries = ids.iter().map(entry).collect();
+        fake.says(v1::ListSnapshotsResponse { entries, next_token: token.into() });
+        controller.find_snapshot("s", request(None)).await.map(|found| found.map(|found| found.id))
+    };
+    assert_eq!(found(&[], "").await, Ok(None));
+    assert_eq!(found(&["s"], "").await, Ok(Some("s".to_owned())));
+    assert_eq!(found(&["other", "s"], "next").await, Ok(Some("s".to_owned())));
+    for (ids, token) in [(&["other"] as &[&str], "next"), (&["other"], ""), (&[], "next")] {
+        let error = found(ids, token).await.unwrap_err();
+        assert!(error.message.contains("the snapshot s alone, and it lists others"), "{error}");
+    }
+}
+
+#[tokio::test]
 async fn listed_volumes_have_the_offered_fields() {
     use v1::list_volumes_response::{Entry, VolumeStatus};
     let status = VolumeStatus {

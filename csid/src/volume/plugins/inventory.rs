@@ -125,8 +125,7 @@ impl Context {
             return Ok(true);
         }
         let (controller, request) = self.asked(plugin, uid, secrets, Some(deadline)).await?;
-        let (found, _) = controller.snapshots(snapshot, "", "", 1, request).await?;
-        let Some(found) = found.into_iter().find(|found| found.id == snapshot) else { return Ok(false) };
+        let Some(found) = controller.find_snapshot(snapshot, request).await? else { return Ok(false) };
         let filter = RecordFilter {
             namespace: namespace.map(str::to_owned),
             plugin: Some(plugin.to_owned()),

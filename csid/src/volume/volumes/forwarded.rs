@@ -333,7 +333,7 @@ async fn has_snapshot(
     external_id: &str,
     context: CallContext<'_>,
 ) -> Result<bool, ForwardedFailure> {
-    let (found, _) = controller.snapshots(snapshot, "", "", 1, context).await.map_err(|error| {
+    let found = controller.find_snapshot(snapshot, context).await.map_err(|error| {
         let failure = failed(error, RpcKind::Controller);
         // A list without an answer has changed nothing.
         let outcome = match failure.outcome {
@@ -342,7 +342,7 @@ async fn has_snapshot(
         };
         ForwardedFailure { outcome, error: failure.error }
     })?;
-    let Some(found) = found.into_iter().find(|found| found.id == snapshot) else { return Ok(false) };
+    let Some(found) = found else { return Ok(false) };
     if found.external_id == external_id {
         return Ok(true);
     }
