@@ -92,6 +92,20 @@ pub struct External {
     pub abnormal: Option<(bool, String)>,
 }
 
+/// Returns the controller capability without which this RPC is not sent (CSI rule 19). `None`: every controller has the RPC.
+pub(super) fn needed_by(rpc: &str) -> Option<&'static str> {
+    match rpc {
+        "ControllerPublishVolume" | "ControllerUnpublishVolume" => Some("PUBLISH_UNPUBLISH_VOLUME"),
+        "CreateVolume" | "DeleteVolume" => Some("CREATE_DELETE_VOLUME"),
+        "ControllerExpandVolume" => Some("EXPAND_VOLUME"),
+        "CreateSnapshot" | "DeleteSnapshot" => Some("CREATE_DELETE_SNAPSHOT"),
+        "ListSnapshots" => Some("LIST_SNAPSHOTS"),
+        "ListVolumes" => Some("LIST_VOLUMES"),
+        "GetCapacity" => Some("GET_CAPACITY"),
+        _ => None,
+    }
+}
+
 impl Controller {
     pub(super) fn of(Ready(instance, hand): Ready) -> Self {
         Controller(instance, Arc::default(), hand)

@@ -1,5 +1,5 @@
 //! Queries of the registry: the plugins and their state, and waits for a healthy instance.
-//! Node calls go to the newest, controller calls to all that are healthy, the least busy first.
+//! Node calls go to the newest, controller calls to all that are healthy and offer the RPC, the least busy first.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -14,7 +14,7 @@ use tokio::sync::{broadcast, oneshot, watch};
 
 use crate::error::{Kind, Result};
 use crate::plugin::common::HeldDirectories;
-use crate::plugin::controller::Controller;
+use crate::plugin::controller::{Controller, needed_by};
 use crate::plugin::errors::registry::RegistrationError;
 use crate::plugin::errors::service::ServiceError;
 use crate::plugin::node::Ready;
@@ -114,25 +114,40 @@ impl Plugins {
         self.picked(id, service, deadline, newest(service)).await
     }
 
-    /// Waits until `deadline` for the healthy controller with the fewest calls in flight; PluginUnavailable after it.
-    pub async fn controller(&self, id: &str, deadline: Instant) -> Result<Controller> {
-        self.controller_of(id, deadline, |ready| ready.0.offers(Service::Controller)).await
+    /// Waits until `deadline` for the healthy controller with the fewest calls in flight that offers `rpc`; PluginUnavailable after it.
+    pub async fn controller(&self, id: &str, rpc: &str, deadline: Instant) -> Result<Controller> {
+        self.controller_of(id, rpc, deadline, |_| true).await
     }
 
     /// Does the same, of root's instances alone. What other hosts have called is sent to no user's plugin.
-    pub async fn roots_controller(&self, id: &str, deadline: Instant) -> Result<Controller> {
-        self.controller_of(id, deadline, is_roots_controller).await
+    pub async fn roots_controller(&self, id: &str, rpc: &str, deadline: Instant) -> Result<Controller> {
+        self.controller_of(id, rpc, deadline, |owner| owner == 0).await
     }
 
+    /// Waits for a controller of an owner that `may` serve. The instances may have different capabilities (CSI rule 10). If none has that of
+    /// `rpc`, any of them is taken, and refuses the call.
     async fn controller_of(
         &self,
         id: &str,
+        rpc: &str,
         deadline: Instant,
-        is_one: impl Fn(&Ready) -> bool,
+        may: impl Fn(u32) -> bool,
     ) -> Result<Controller> {
         let least = |healthy: &[Ready]| {
-            let controllers = healthy.iter().filter(|ready| is_one(ready));
-            controllers.min_by_key(|ready| ready.0.load.rank()).cloned()
+            // An instance that is not healthy now has it, too, and is waited for.
+            let offered = |needed: &&'static str| {
+                let views = self.views(id);
+                views.iter().any(|view| {
+                    may(view.owner) && view.controller_capabilities.iter().any(|has| has == needed)
+                })
+            };
+            let needed = needed_by(rpc).filter(offered);
+            let is_one = |ready: &&Ready| {
+                may(ready.0.owner)
+                    && ready.0.offers(Service::Controller)
+                    && needed.is_none_or(|needed| ready.0.print.controller.contains(&needed))
+            };
+            healthy.iter().filter(is_one).min_by_key(|ready| ready.0.load.rank()).cloned()
         };
         let chosen = self.picked(id, Service::Controller, deadline, least).await?;
         chosen.0.load.choose(self.0.turns.fetch_add(1, Ordering::Relaxed) + 1);

@@ -23,11 +23,11 @@ pub(in crate::volume) trait PluginWaits: Site {
         }
     }
 
-    /// Waits for a controller of the plugin likewise, and returns it.
-    fn controller(&mut self) -> impl Future<Output = Result<Controller>> + Send {
-        async {
+    /// Waits likewise for a controller of the plugin that offers `rpc`, and returns it.
+    fn controller(&mut self, rpc: &'static str) -> impl Future<Output = Result<Controller>> + Send {
+        async move {
             let (plugins, id) = (self.plugins().clone(), self.volume().plugin.clone());
-            of_plugin(self, |give_up| plugins.controller(&id, give_up)).await
+            of_plugin(self, |give_up| plugins.controller(&id, rpc, give_up)).await
         }
     }
 

@@ -171,7 +171,7 @@ async fn controller_messages_hide_secrets() {
     fake.script().controller_capabilities = ALL.to_vec();
     fake.start_as(OTHER);
     host.plugins.register("p", external(&fake.socket), OTHER).await.unwrap();
-    let controller = host.plugins.controller("p", soon(LONG)).await.unwrap();
+    let controller = host.plugins.controller("p", "ValidateVolumeCapabilities", soon(LONG)).await.unwrap();
     let before = fake.script().calls.len();
     let refused = [
         controller.create(asked, r).await.err(),
@@ -207,9 +207,12 @@ async fn users_controller_serves_no_other_host() {
         fake.script().controller_capabilities = ALL.to_vec();
         fake.start_as(if owner == 0 { own } else { owner });
         host.plugins.register("p", external(&fake.socket), owner).await.unwrap();
-        host.plugins.controller("p", soon(LONG)).await.unwrap();
+        host.plugins.controller("p", "ValidateVolumeCapabilities", soon(LONG)).await.unwrap();
         assert_eq!(host.plugins.has_roots_controller("p"), owner == 0);
-        let found = host.plugins.roots_controller("p", soon(Duration::from_millis(300))).await;
+        let found = host
+            .plugins
+            .roots_controller("p", "ValidateVolumeCapabilities", soon(Duration::from_millis(300)))
+            .await;
         assert_eq!(found.err().map(|error| error.kind), (owner != 0).then_some(Kind::PluginUnavailable));
     }
 }
@@ -237,7 +240,12 @@ async fn attaching_is_known_once_a_controller_was_seen() {
         assert_eq!(host.plugins.can("p", ATTACHES), expected, "what was seen is known");
     }
     let host = Host::new();
-    let error = host.plugins.controller("p", soon(Duration::from_millis(30))).await.err().unwrap();
+    let error = host
+        .plugins
+        .controller("p", "ValidateVolumeCapabilities", soon(Duration::from_millis(30)))
+        .await
+        .err()
+        .unwrap();
     assert_eq!(error.kind, Kind::PluginUnavailable);
 }
 

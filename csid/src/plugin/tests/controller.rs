@@ -31,7 +31,7 @@ pub async fn with(controller: &[i32], plugin: &[i32]) -> (Host, Fake, Controller
     fake.script().controller_capabilities = controller.to_vec();
     fake.start();
     host.register(&fake).await;
-    let controller = host.plugins.controller("p", soon(LONG)).await.unwrap();
+    let controller = host.plugins.controller("p", "ValidateVolumeCapabilities", soon(LONG)).await.unwrap();
     (host, fake, controller)
 }
 
@@ -423,7 +423,10 @@ async fn earlier_secrets_withhold_messages() {
     assert!(!had(&controller, true).await, "it was asked for once");
     let secrets = secrets();
     controller.delete("v", request(Some(&secrets))).await.unwrap();
-    assert!(had(&host.plugins.controller("p", soon(LONG)).await.unwrap(), false).await);
+    assert!(
+        had(&host.plugins.controller("p", "ValidateVolumeCapabilities", soon(LONG)).await.unwrap(), false)
+            .await
+    );
 
     let forgotten = CallContext { secrets_forgotten: true, ..request(None) };
     fake.says(v1::ListVolumesResponse {

@@ -255,7 +255,7 @@ async fn restarted_unit_is_stopping_until_its_process_ends() {
         ..external(&fake.socket)
     };
     host.plugins.register("p", spec, 0).await.unwrap();
-    let controller = host.plugins.controller("p", soon(LONG)).await.unwrap();
+    let controller = host.plugins.controller("p", "ValidateVolumeCapabilities", soon(LONG)).await.unwrap();
     let pid = systemd.pid();
     systemd.machine().lingers = true;
     let plugins = host.plugins.clone();

@@ -113,7 +113,7 @@ async fn node_calls_go_to_the_newest_healthy_instance() {
 
 /// One call to whichever is chosen.
 async fn chosen(host: &Host) -> Controller {
-    host.plugins.controller("p", soon(LONG)).await.unwrap()
+    host.plugins.controller("p", "ValidateVolumeCapabilities", soon(LONG)).await.unwrap()
 }
 
 #[tokio::test]
@@ -242,6 +242,36 @@ async fn controller_calls_in_flight_are_bounded() {
     chosen(&host).await.delete("v", request(None)).await.unwrap();
 }
 
+/// The instances may have different capabilities (CSI rule 10).
+#[tokio::test]
+async fn call_goes_to_instance_with_its_capability() {
+    let host = Host::with(Pace { heartbeat: LONG, ..PACE }, Vec::new());
+    let attacher = host.controller_with("attacher", &[2]).await;
+    let mut provisioner = host.controller_with("provisioner", &[1, 3]).await;
+    let by = async |rpc: &str, wait| host.plugins.controller("p", rpc, soon(wait)).await;
+    for _ in 0..4 {
+        by("DeleteVolume", LONG).await.unwrap().delete("v", request(None)).await.unwrap();
+        by("ControllerUnpublishVolume", LONG)
+            .await
+            .unwrap()
+            .unpublish("v", "n", request(None))
+            .await
+            .unwrap();
+        by("ListVolumes", LONG).await.unwrap().volumes("", 0, request(None)).await.unwrap();
+    }
+    assert_eq!((provisioner.calls("DeleteVolume"), attacher.calls("ControllerUnpublishVolume")), (4, 4));
+    // No instance has it, so any of them refuses the call.
+    let error = by("GetCapacity", LONG).await.unwrap();
+    let error = error.capacity(&[], &BTreeMap::new(), &BTreeMap::new(), request(None)).await.unwrap_err();
+    assert_eq!(error.class, Class::Unimplemented);
+    // The one that has it is waited for while it is not healthy.
+    provisioner.kill();
+    until(|| !host.is_healthy("provisioner")).await;
+    let error = by("DeleteVolume", Duration::from_millis(50)).await.err().unwrap();
+    assert!(error.message.contains("the plugin p (instance provisioner) is unhealthy"), "{error}");
+    by("ControllerPublishVolume", LONG).await.unwrap();
+}
+
 #[tokio::test]
 async fn an_older_instance_is_waited_for_too() {
     // Nothing is heard of the newest meanwhile.
@@ -253,7 +283,9 @@ async fn an_older_instance_is_waited_for_too() {
     assert_eq!(host.plugins.can("p", ATTACHES), Some(true), "from any instance");
     let waiting = {
         let plugins = host.plugins.clone();
-        tokio::spawn(async move { plugins.controller("p", soon(LONG)).await.map(drop) })
+        tokio::spawn(async move {
+            plugins.controller("p", "ValidateVolumeCapabilities", soon(LONG)).await.map(drop)
+        })
     };
     // It waits now: this runtime has one thread.
     tokio::task::yield_now().await;
@@ -267,7 +299,12 @@ async fn split_plugin_serves_node_and_controller() {
     let host = Host::new();
     let mut node = host.instance("node", true, false).await;
     assert_eq!(host.plugins.can("p", ATTACHES), None);
-    let error = host.plugins.controller("p", soon(Duration::from_millis(50))).await.err().unwrap();
+    let error = host
+        .plugins
+        .controller("p", "ValidateVolumeCapabilities", soon(Duration::from_millis(50)))
+        .await
+        .err()
+        .unwrap();
     assert!(error.message.contains("offers no controller service (it offers: node)"), "{error}");
     let mut controller = host.instance("c1", false, true).await;
     assert_eq!(host.plugins.can("p", ATTACHES), Some(true));
@@ -289,7 +326,12 @@ async fn split_plugin_serves_node_and_controller() {
     // Each half's health is reported where a caller waits for it.
     controller.kill();
     until(|| !host.is_healthy("c1")).await;
-    let error = host.plugins.controller("p", soon(Duration::from_millis(50))).await.err().unwrap();
+    let error = host
+        .plugins
+        .controller("p", "ValidateVolumeCapabilities", soon(Duration::from_millis(50)))
+        .await
+        .err()
+        .unwrap();
     assert!(error.message.contains("the plugin p (instance c1) is unhealthy"), "{error}");
     let view = host.plugins.view("p").unwrap();
     assert_eq!((view.healthy, view.services), (true, names(&["node"])), "which is what serves");

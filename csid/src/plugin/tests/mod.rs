@@ -74,7 +74,18 @@ impl Host {
 
     /// An instance of the plugin `p` that serves these, and is registered and healthy.
     async fn instance(&self, name: &str, node: bool, controller: bool) -> Fake {
-        let mut fake = Fake::new(self.directory.path(), name).serving(node, controller);
+        let fake = Fake::new(self.directory.path(), name).serving(node, controller);
+        self.started(name, fake).await
+    }
+
+    /// The same, of a controller with these capabilities.
+    async fn controller_with(&self, name: &str, capabilities: &[i32]) -> Fake {
+        let fake = Fake::new(self.directory.path(), name).serving(false, true);
+        fake.script().controller_capabilities = capabilities.to_vec();
+        self.started(name, fake).await
+    }
+
+    async fn started(&self, name: &str, mut fake: Fake) -> Fake {
         fake.script().plugin_capabilities = controller::services(&[]);
         fake.start();
         let spec = PluginSpec { instance: Some(name.into()), ..external(&fake.socket) };

@@ -45,7 +45,8 @@ async fn upgrade_moves_new_calls_and_ends_old_ones() {
     let old = host.instance("old", true, true).await;
     old.script().answer = None;
     let slow = {
-        let controller = host.plugins.controller("p", soon(LONG)).await.unwrap();
+        let controller =
+            host.plugins.controller("p", "ValidateVolumeCapabilities", soon(LONG)).await.unwrap();
         tokio::spawn(async move { controller.delete("slow", request(None)).await })
     };
     until(|| old.calls("DeleteVolume") == 1).await;
@@ -55,7 +56,8 @@ async fn upgrade_moves_new_calls_and_ends_old_ones() {
     let first = upgrade(&host, spec(&new, "new"));
     until(|| instances(&host.plugins)[0] == "new").await;
     for volume in 0..4 {
-        let controller = host.plugins.controller("p", soon(LONG)).await.unwrap();
+        let controller =
+            host.plugins.controller("p", "ValidateVolumeCapabilities", soon(LONG)).await.unwrap();
         controller.delete(&format!("v{volume}"), request(None)).await.unwrap();
     }
     assert_eq!((old.calls("DeleteVolume"), new.calls("DeleteVolume")), (1, 4));

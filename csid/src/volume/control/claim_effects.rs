@@ -287,7 +287,7 @@ impl<S: Site> Engine<'_, S> {
         }
         let secrets_forgotten = (had.given && self.site.operation().secrets.is_none())
             || self.others_secrets(record, Some(&claim.consumer), credential, secrets.is_some());
-        let controller = self.site.controller().await.map_err(unreached)?;
+        let controller = self.site.controller("ControllerPublishVolume").await.map_err(unreached)?;
         let controller = controller.hiding(given_values(registration, &record.attachments));
         let patience = self.records.config.borrow().deadlines.operation;
         Ok(ControllerCall {

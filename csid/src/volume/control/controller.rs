@@ -237,7 +237,7 @@ impl<S: Site> Engine<'_, S> {
         let credential = target.registration.spec.credential.as_ref();
         let given = given_values(&target.registration, &record.attachments);
         loop {
-            let controller = match self.site.controller().await {
+            let controller = match self.site.controller(rpc).await {
                 Ok(controller) => controller,
                 // The last error of the plugin is more precise than its absence.
                 Err(error) => return Err(self.tried.unanswered(said.map_or(error, Error::from))),

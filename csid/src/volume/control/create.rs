@@ -168,7 +168,7 @@ impl<S: Site> Engine<'_, S> {
         let found = tokio::select! {
             biased;
             kind = abandoned => Err(OperationError::Stopped { kind }.into()),
-            found = self.site.controller() => found.map(drop),
+            found = self.site.controller("CreateVolume") => found.map(drop),
         };
         step.set_unasked(false);
         found?;

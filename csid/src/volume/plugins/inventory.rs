@@ -30,13 +30,13 @@ impl Volumes {
     ) -> Result<u64> {
         let any = new_registration(0, VolumeSpec::default(), Origin::Bus);
         let usages: Vec<Usage> = capabilities.into_iter().map(|of| any.usage(of)).collect();
-        let (controller, request) = self.shared.asked(plugin, 0, None, None).await?;
+        let (controller, request) = self.shared.asked(plugin, "GetCapacity", 0, None, None).await?;
         Ok(controller.capacity(&usages, &parameters, &topology, request).await?)
     }
 
     /// Returns a page of the plugin's volumes, and the token of the next page.
     pub async fn external_volumes(&self, plugin: &str, page: Page) -> Result<(Vec<External>, String)> {
-        let (controller, request) = self.shared.asked(plugin, 0, None, None).await?;
+        let (controller, request) = self.shared.asked(plugin, "ListVolumes", 0, None, None).await?;
         let listed = controller.volumes(&page.token, page.max, request).await;
         listed.map_err(|error| of_list(error, &page))
     }
@@ -45,7 +45,8 @@ impl Volumes {
     pub async fn snapshots(&self, plugin: &str, request: ListSnapshots) -> Result<(Vec<Snapshot>, String)> {
         let ListSnapshots { snapshot, external_id, page, uid, secrets, credential } = request;
         let secrets = self.shared.given(secrets, credential, None).await?;
-        let (controller, request) = self.shared.asked(plugin, uid, secrets.as_ref(), None).await?;
+        let (controller, request) =
+            self.shared.asked(plugin, "ListSnapshots", uid, secrets.as_ref(), None).await?;
         let listed = controller.snapshots(&snapshot, &external_id, &page.token, page.max, request).await;
         listed.map_err(|error| of_list(error, &page))
     }
@@ -63,7 +64,8 @@ impl Volumes {
         let mut delay = Backoff::new();
         let mut unknown = false;
         loop {
-            let (controller, request) = self.shared.asked(plugin, uid, secrets, Some(give_up)).await?;
+            let (controller, request) =
+                self.shared.asked(plugin, "DeleteSnapshot", uid, secrets, Some(give_up)).await?;
             let deleted = controller.delete_snapshot(&snapshot, request);
             let Err(error) = fault::around("DeleteSnapshot", deleted).await else { return Ok(()) };
             let outcome = error.outcome(RpcKind::Controller);
@@ -81,11 +83,12 @@ impl Volumes {
 }
 
 impl Context {
-    /// Waits for a controller of the plugin until `deadline`. Returns it with the arguments of the request. Returns NotSupported
+    /// Waits until `deadline` for a controller of the plugin that offers `rpc`. Returns it with the arguments of the request. Returns NotSupported
     /// if no instance of the plugin offers a controller.
     async fn asked<'a>(
         &self,
         plugin: &str,
+        rpc: &str,
         uid: u32,
         secrets: Option<&'a Secrets>,
         deadline: Option<Instant>,
@@ -102,8 +105,8 @@ impl Context {
         }
         let operation = self.config.borrow().deadlines.operation;
         let latest = Instant::now() + operation;
-        let controller =
-            self.plugins.controller(plugin, deadline.map_or(latest, |deadline| deadline.min(latest))).await?;
+        let latest = deadline.map_or(latest, |deadline| deadline.min(latest));
+        let controller = self.plugins.controller(plugin, rpc, latest).await?;
         let secrets_forgotten = controller.had_secrets(|| self.may_have_sent_secrets(plugin)).await?;
         let left = |deadline: Instant| deadline.saturating_duration_since(Instant::now()).min(operation);
         let patience = deadline.map_or(operation, left);
@@ -124,7 +127,7 @@ impl Context {
         if uid == 0 {
             return Ok(true);
         }
-        let (controller, request) = self.asked(plugin, uid, secrets, Some(deadline)).await?;
+        let (controller, request) = self.asked(plugin, "ListSnapshots", uid, secrets, Some(deadline)).await?;
         let Some(found) = controller.find_snapshot(snapshot, request).await? else { return Ok(false) };
         let filter = RecordFilter {
             namespace: namespace.map(str::to_owned),

@@ -134,6 +134,23 @@ impl ForwardedRpc {
         })
     }
 
+    /// Returns the name of the RPC.
+    fn name(&self) -> &'static str {
+        match self {
+            ForwardedRpc::Publish { .. } => "ControllerPublishVolume",
+            ForwardedRpc::Unpublish { .. } => "ControllerUnpublishVolume",
+            ForwardedRpc::Create(_) => "CreateVolume",
+            ForwardedRpc::Delete => "DeleteVolume",
+            ForwardedRpc::Expand { .. } => "ControllerExpandVolume",
+            ForwardedRpc::Snapshot { .. } => "CreateSnapshot",
+            ForwardedRpc::DeleteSnapshot { .. } => "DeleteSnapshot",
+            ForwardedRpc::Validate { .. } => "ValidateVolumeCapabilities",
+            ForwardedRpc::Volumes(_) => "ListVolumes",
+            ForwardedRpc::Snapshots(_) => "ListSnapshots",
+            ForwardedRpc::Capacity { .. } => "GetCapacity",
+        }
+    }
+
     fn kind(&self) -> RpcKind {
         match self {
             ForwardedRpc::Publish { .. } => RpcKind::Attach,
@@ -272,7 +289,8 @@ impl Volumes {
 
     async fn try_call_controller(&self, call: &ForwardedCall) -> Result<ForwardedAnswer, ForwardedFailure> {
         let ForwardedCall { plugin, external_id, .. } = call;
-        let controller = self.shared.plugins.roots_controller(plugin, Instant::now() + CONTROLLER).await;
+        let controller =
+            self.shared.plugins.roots_controller(plugin, call.rpc.name(), Instant::now() + CONTROLLER).await;
         let controller = controller
             .map_err(|error| ForwardedFailure { outcome: ClaimOutcome::NotSent(None), error })?
             .hiding(call.hide.clone());
