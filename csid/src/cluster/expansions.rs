@@ -13,7 +13,7 @@ use crate::cluster::node::Node;
 use crate::error::Result;
 use crate::store::registry::VolumeName;
 use crate::volume::rules::{check_capacity, check_name};
-use crate::volume::{AskedExpansion, Volumes};
+use crate::volume::{AskedExpansion, RefusedExpansion, Volumes};
 
 /// The first and the longest pause between two tries of an expansion.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
@@ -78,13 +78,13 @@ impl Node {
         volumes: Volumes,
     ) -> String {
         let mut pause = Backoff::between(PAUSE.0, PAUSE.1);
-        let mut looks = 0;
+        let (mut looks, mut refused) = (0, None);
         while let Some(expand) = last.of(&request) {
             let name = VolumeName { namespace: expand.namespace.clone(), volume: expand.volume.clone() };
             let mut again = std::pin::pin!(self.expanded.notified());
             // What is done from now on is looked for again.
             again.as_mut().enable();
-            match self.try_expand(&name, (expand.required, expand.limit), &volumes).await {
+            match self.try_expand(&name, (expand.required, expand.limit), &mut refused, &volumes).await {
                 Ok(AskedExpansion::Done) => {
                     last.forget(&request, &expand);
                     continue;
@@ -109,9 +109,10 @@ impl Node {
         &self,
         name: &VolumeName,
         (required, limit): (u64, u64),
+        refused: &mut Option<RefusedExpansion>,
         volumes: &Volumes,
     ) -> Result<AskedExpansion> {
-        let found = volumes.expand_asked(name, required, limit).await?;
+        let found = volumes.expand_asked(name, required, limit, refused).await?;
         if found == AskedExpansion::Done {
             let VolumeName { namespace, volume } = name.clone();
             let done = NodeExpanded { namespace, volume, required, limit, boot: self.boot.clone() };

@@ -49,5 +49,5 @@ pub use executor::secrets::earlier_secrets;
 pub use lifecycle::refuse_nonsense;
 pub use manager::Volumes;
 pub use model::volume::Paths;
-pub use volumes::clustered::AskedExpansion;
+pub use volumes::clustered::{AskedExpansion, RefusedExpansion};
 pub use volumes::{forwarded, volumes_d};

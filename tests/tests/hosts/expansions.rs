@@ -9,6 +9,7 @@ use csi_proto::cluster::v1::{
     from_node, to_node,
 };
 use csid_tests::fault::Fault;
+use csid_tests::script::{Act, Rule};
 use csid_tests::world::{count, world};
 
 use crate::kills::again;
@@ -92,6 +93,34 @@ fn mounted_volume_is_expanded_by_its_host() {
         assert_eq!(w.plugin("p").count("NodeExpandVolume", ""), 2);
         unmount(&client, "data", "web").await.unwrap();
         release(&client, "data", "web").await.unwrap();
+        servers_have(&site, "data", &[]).await;
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
+fn refused_expansion_waits_for_another_mount() {
+    world(async |w| {
+        let site = one_server(&["data"]).await;
+        let (client, _link) = expands(w, &site).await;
+        let (mut controller, _c1) = c1(&site).await;
+        mount_registered(&client, "data", "web").await.unwrap();
+        w.plugin("p").rules([Rule::always("NodeExpandVolume", Act::Fail(9))]);
+        expand(&site, &mut controller, 1 << 20).await;
+        let expansions = |w: &mut World| w.plugin("p").count("NodeExpandVolume", "");
+        eventually("the plugin has refused", async || expansions(w) == 1).await;
+        // The first pauses are shorter.
+        tokio::time::sleep(Duration::from_secs(8)).await;
+        assert!(is_owed(&site).await && expansions(w) == 1, "{} calls", expansions(w));
+        // Other bounds are another call.
+        expand(&site, &mut controller, 2 << 20).await;
+        eventually("the plugin has refused that, too", async || expansions(w) == 2).await;
+        w.plugin("p").honest();
+        unmount(&client, "data", "web").await.unwrap();
+        mount_registered(&client, "data", "web").await.unwrap();
+        nothing_owed(&site).await;
+        assert_eq!(expansions(w), 3);
+        unmount(&client, "data", "web").await.unwrap();
         servers_have(&site, "data", &[]).await;
         w.nothing_left(&client).await;
     });

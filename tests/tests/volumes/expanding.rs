@@ -171,6 +171,37 @@ async fn mounted<'w>(w: &'w mut World, plugin: &str, node: &[&str]) -> Site<'w> 
     s
 }
 
+/// A plugin expands no file system through a read-only mount.
+#[test]
+fn node_expands_at_the_writable_mount() {
+    world(async |w| {
+        let mut s = creating(w).await;
+        s.w.plugin("p").set(|script| {
+            script.plugin.push("ONLINE".to_owned());
+            script.capabilities.push("EXPAND_VOLUME".to_owned());
+        });
+        s.w.plugin("p").kill();
+        s.w.plugin("p").start().await;
+        s.restart().await;
+        s.is_ready().await;
+        let capabilities = Some(capabilities(&[AccessMode::SingleNodeMultiWriter]));
+        s.create("a", CreateVolume { capabilities, ..spec() }).await.unwrap();
+        for (consumer, read_only) in [("first", true), ("second", false)] {
+            let options = MountOptions { read_only: Some(read_only), ..MountOptions::default() };
+            s.client.mount(NAMESPACE, "a", consumer, options).await.unwrap();
+        }
+        expand(&s, LARGE).await.unwrap().unwrap();
+        let calls = s.w.plugin("p").volume_calls();
+        let last = |rpc: &str| calls.iter().rfind(|call| call.call.rpc == rpc).unwrap().call.clone();
+        let writable = last("NodePublishVolume");
+        assert!(!writable.read_only && last("NodeExpandVolume").target == writable.target, "{calls:?}");
+        for consumer in ["first", "second"] {
+            unmount(&s.client, "a", consumer).await.unwrap();
+        }
+        end(s).await;
+    });
+}
+
 /// Starts an ExpandVolume of `a` in a task of its own.
 fn expand(s: &Site<'_>, to: u64) -> tokio::task::JoinHandle<csid_client::Result<Expanded>> {
     let client = s.client.clone();

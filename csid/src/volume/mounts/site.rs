@@ -168,10 +168,10 @@ impl Executor<'_> {
         mounts.filter(|mount| key.has_mount(mount)).cloned().collect()
     }
 
-    /// Returns any mounted row; it does not matter which.
+    /// Returns a mounted row. One that may be written comes first: a plugin expands no file system through a read-only mount.
     fn mounted(&self) -> Option<MountRow> {
-        let mut rows = self.rows.volume().mounts.iter();
-        rows.find(|row| row.phase == Phase::Mounted).map(|row| MountRow::clone(row))
+        let rows = self.rows.volume().mounts.iter().filter(|row| row.phase == Phase::Mounted);
+        rows.min_by_key(|row| row.spec.read_only).map(|row| MountRow::clone(row))
     }
 
     fn node_call<'a>(

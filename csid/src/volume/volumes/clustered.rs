@@ -103,8 +103,16 @@ pub enum AskedExpansion {
     /// This node has no claim of the volume, and so no part.
     NotHere,
     Done,
-    /// The volume is not mounted here.
+    /// The volume is not mounted here, or the plugin has refused the same.
     Later,
+}
+
+/// An expansion that the plugin has refused on this node, and the mounts that the volume had then. It is not asked for again until one of
+/// these changes (CSI rule 36).
+#[derive(Debug, PartialEq, Eq)]
+pub struct RefusedExpansion {
+    asked: Expansion,
+    mounts: Vec<MountKey>,
 }
 
 impl Volumes {
@@ -509,7 +517,13 @@ impl Volumes {
     }
 
     /// Does this node's part of an expansion that the servers have asked for. If the volume is not mounted, its next mount does it.
-    pub async fn expand_asked(&self, name: &VolumeName, required: u64, limit: u64) -> Result<AskedExpansion> {
+    pub async fn expand_asked(
+        &self,
+        name: &VolumeName,
+        required: u64,
+        limit: u64,
+        refused: &mut Option<RefusedExpansion>,
+    ) -> Result<AskedExpansion> {
         self.shared.changeable()?;
         let asked = Expansion { required, limit, by_controller: true };
         let mut found = AskedExpansion::NotHere;
@@ -534,12 +548,22 @@ impl Volumes {
             phase: Some(Phase::Mounted),
             ..MountFilter::default()
         };
-        if found != AskedExpansion::Later || self.shared.store.mounts(filter).await?.is_empty() {
+        if found != AskedExpansion::Later {
+            return Ok(found);
+        }
+        let mounts: Vec<MountKey> =
+            self.shared.store.mounts(filter).await?.into_iter().map(|(row, _)| row.key).collect();
+        let now = RefusedExpansion { asked, mounts };
+        if now.mounts.is_empty() || refused.as_ref() == Some(&now) {
             return Ok(found);
         }
         let (inline, secrets, credential, wait) = Default::default();
         let request = VolumeRequest { name: name.clone(), inline, uid: 0, secrets, credential, wait };
-        match self.call(request, ControllerRequest::Expand { required, limit, part: Part::Node }).await? {
+        let expanded =
+            self.call(request, ControllerRequest::Expand { required, limit, part: Part::Node }).await;
+        let is_refused = |error: &Error| error.details.grpc_code.is_some() && !error.details.retryable;
+        *refused = expanded.as_ref().is_err_and(is_refused).then_some(now);
+        match expanded? {
             OperationResponse::Expanded(_, false) => Ok(AskedExpansion::Done),
             OperationResponse::Expanded(_, true) => Ok(AskedExpansion::Later),
             _ => Err(Error::internal("an expansion was answered with another's answer")),
