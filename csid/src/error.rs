@@ -253,6 +253,8 @@ pub enum Obstacle {
     Creation,
     /// The plugin does not confirm the source of the created volume.
     UnconfirmedSource,
+    /// The created volume has another capacity than was asked for.
+    UnfitCapacity,
     /// A claim or mount of another user, with the same names.
     OtherUser,
     /// The same claim, with other options.
@@ -318,6 +320,7 @@ impl Obstacle {
             Obstacle::Expansion => "expansion",
             Obstacle::Creation => "creation",
             Obstacle::UnconfirmedSource => "unconfirmed-source",
+            Obstacle::UnfitCapacity => "unfit-capacity",
             Obstacle::OtherUser => "other-user",
             Obstacle::ClaimedOtherwise => "claimed-otherwise",
             Obstacle::MountedOtherwise => "mounted-otherwise",

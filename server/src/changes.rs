@@ -215,7 +215,7 @@ impl Cluster {
                     rules::begin_creation(&mut after, plugin, new)?;
                 }
                 Some(_) => {
-                    rules::refuse_sourceless(&record)?;
+                    rules::refuse_unfit(&record)?;
                     rules::join_creation(&mut after, plugin, new, false)?;
                 }
             },
@@ -310,7 +310,7 @@ impl Cluster {
             return Err(error.with(|details| details.step = Some(wanted.step())).into());
         }
         if matches!(wanted, Wanted::Create(..)) {
-            rules::refuse_sourceless(&record)?;
+            rules::refuse_unfit(&record)?;
         }
         if let Some(blocked) = record.registration.as_ref().and_then(|of| of.blocked.clone()) {
             let text = format!("{name} is not {}: {}", wanted.participle(), blocked.reason);

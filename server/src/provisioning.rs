@@ -165,7 +165,7 @@ impl Driving {
                 }
                 (VolumeEnd::Created(created), None) => {
                     match rules::enter_created(&mut after, &record.volume, created) {
-                        Ok(_) => block_sourceless(&mut after),
+                        Ok(_) => block_unfit(&mut after),
                         Err(error) => {
                             note(&mut after, &error);
                             is_taken = false;
@@ -218,9 +218,9 @@ fn is_anothers(name: &VolumeName, other: &VolumeName) -> Error {
     Error::new(Kind::AlreadyExists, text)
 }
 
-/// Blocks a volume whose source the plugin has not confirmed. The volume may be empty. Nobody uses or deletes it without a request.
-fn block_sourceless(record: &mut Record) {
-    let doubt = rules::refuse_sourceless(record).err();
+/// Blocks a volume that the plugin has made otherwise than it was asked for. It may be empty, or too large. Nobody uses or deletes it without a request.
+fn block_unfit(record: &mut Record) {
+    let doubt = rules::refuse_unfit(record).err();
     if let (Some(doubt), Some(registration)) = (doubt, &mut record.registration) {
         tracing::warn!(volume = %record.name, "{doubt}");
         registration.blocked = Some(Blocked { reason: doubt.message });

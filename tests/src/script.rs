@@ -39,6 +39,8 @@ pub struct Script {
     pub wants_places: bool,
     /// Bytes for all volumes together.
     pub capacity: i64,
+    /// No volume has fewer bytes, whatever limit its caller gives.
+    pub least: i64,
     /// The CreateSnapshot, counted from 1, that finds the snapshot ready to use.
     pub snapshot_ready_at: u64,
     /// No list has more entries in an answer, whatever is asked for.
@@ -186,6 +188,7 @@ impl Default for Script {
             topology: BTreeMap::new(),
             wants_places: false,
             capacity: 1 << 40,
+            least: 0,
             snapshot_ready_at: 1,
             page: usize::MAX,
             token: None,

@@ -38,7 +38,7 @@ pub(super) fn by_obstacle(error: &CsidError, tried: &Tried, plugin: &str, volume
             let operation = error.details.holders.first().map_or("OPERATION".into(), |id| quoted(id));
             format!("Wait for its end, or cancel it (`csictl cancel {operation}`); then repeat the command.")
         }
-        "unconfirmed-source" => format!(
+        "unconfirmed-source" | "unfit-capacity" => format!(
             "Look at the volume. Then delete it (`csictl volume delete {volume}`), or keep it: `csictl volume deregister \
              --force {volume}`, then register it."
         ),
@@ -146,6 +146,7 @@ mod tests {
             ("expansion", "--queue TIME"),
             ("creation", "`csictl cancel 'op 1'`"),
             ("unconfirmed-source", "`csictl volume delete ns v`"),
+            ("unfit-capacity", "`csictl volume delete ns v`"),
             ("other-user", "another consumer"),
             ("claimed-otherwise", "`csictl release ns v job`"),
             ("mounted-otherwise", "`csictl unmount ns v job`"),

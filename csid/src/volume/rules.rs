@@ -29,7 +29,7 @@ pub use crate::volume::model::paths::{name_at_plugin, snapshot_at_plugin};
 pub use crate::volume::transitions::{
     AfterCreation, begin_creation, begin_deletion, begin_snapshot, deletion_refused, doom, enter_created,
     enter_expanded, enter_snapshot, expanded_by_node, expansion_refused, falls_short, is_unfinished,
-    join_creation, not_created, owes, refuse_expanding, refuse_sourceless, refuse_used, set_snapshot_unasked,
+    join_creation, not_created, owes, refuse_expanding, refuse_unfit, refuse_used, set_snapshot_unasked,
     set_unasked, settle_owed, snapshot_deleted, snapshot_failed,
 };
 

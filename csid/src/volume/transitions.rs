@@ -24,8 +24,8 @@ pub enum AfterCreation {
     NotRegistered,
     /// A DeleteVolume has come in, and the deletion has begun.
     Deleting,
-    /// The plugin does not confirm the source. The volume may be empty.
-    Sourceless,
+    /// The plugin does not confirm the source, or the volume has not the capacity that was asked for. The row of the volume stays.
+    Unfit,
 }
 
 /// Enters a creation, whose name at the plugin is in the spec. An attachment under this name belongs to another volume.
@@ -89,17 +89,18 @@ pub fn enter_created(record: &mut Record, task: &VolumeKey, created: &Created) -
     registration.capacity = created.capacity;
     registration.blocked = None;
     registration.error = None;
+    let is_fit = created.from_source && has_asked_capacity(creation, created.capacity);
     record.volume = VolumeKey::new(task.plugin.clone(), created.external_id.as_str());
     if to_delete {
         creation.to_delete = false;
         let secrets_given = creation.secrets_given;
-        let back = if register { Standing::Registered } else { registration.standing.clone() };
+        let back = if register && is_fit { Standing::Registered } else { registration.standing.clone() };
         registration.standing =
             Standing::Deleting { secrets_given, back: Some(Box::new(back)), unasked: false };
         return Ok(AfterCreation::Deleting);
     }
-    if !created.from_source {
-        return Ok(AfterCreation::Sourceless);
+    if !is_fit {
+        return Ok(AfterCreation::Unfit);
     }
     if !register {
         return Ok(AfterCreation::NotRegistered);
@@ -108,12 +109,27 @@ pub fn enter_created(record: &mut Record, task: &VolumeKey, created: &Created) -
     Ok(AfterCreation::Registered)
 }
 
-/// Fails if the volume was created, and the plugin does not confirm that its data come from the source that was asked for.
-pub fn refuse_sourceless(record: &Record) -> Result<()> {
-    match record.registration.as_ref().map(|registration| &registration.standing) {
-        Some(Standing::Creating(creation)) if creation.sourceless => {
-            let (name, external_id) = (record.name.clone(), record.volume.handle.to_string());
-            Err(VolumeError::UnconfirmedSource { name, external_id }.into())
+/// Returns whether a capacity is within the bounds of a creation. A plugin need not say the capacity.
+fn has_asked_capacity(creation: &Creation, capacity: Option<u64>) -> bool {
+    let &Creation { capacity_min, capacity_max, .. } = creation;
+    capacity.is_none_or(|has| has >= capacity_min && (capacity_max == 0 || has <= capacity_max))
+}
+
+/// Fails if the volume was created otherwise than it was asked for: the plugin does not confirm the source of its data, or it has another
+/// capacity. The same call fails in the same way.
+pub fn refuse_unfit(record: &Record) -> Result<()> {
+    let Some(Registration { standing: Standing::Creating(creation), capacity, .. }) = &record.registration
+    else {
+        return Ok(());
+    };
+    let (name, external_id) = (record.name.clone(), record.volume.handle.to_string());
+    if creation.sourceless {
+        return Err(VolumeError::UnconfirmedSource { name, external_id }.into());
+    }
+    match *capacity {
+        Some(has) if !has_asked_capacity(creation, *capacity) => {
+            let (least, most) = (creation.capacity_min, creation.capacity_max);
+            Err(VolumeError::UnfitCapacity { name, external_id, has, least, most }.into())
         }
         _ => Ok(()),
     }

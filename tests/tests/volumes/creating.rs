@@ -52,6 +52,25 @@ fn created_volume_is_used_and_deleted() {
     });
 }
 
+/// csid neither uses nor deletes such a volume by itself, and the same call has the same answer.
+#[test]
+fn volume_over_its_limit_is_kept_unregistered() {
+    world(async |w| {
+        let mut s = creating(w).await;
+        s.w.plugin("p").set(|script| script.least = 2 << 20);
+        let limited = || CreateVolume { capacity_max: Some(1 << 20), ..spec() };
+        let (kind, first) = s.refused("a", limited()).await;
+        assert!(kind == Kind::PluginError && first.contains("2097152 bytes"), "{first}");
+        assert_eq!(s.refused("a", limited()).await, (kind, first));
+        assert_eq!(s.w.plugin("p").count("CreateVolume", ""), 1);
+        let mount = s.client.mount(NAMESPACE, "a", "job", MountOptions::default()).await;
+        assert_eq!(refusal(mount).0, Kind::Busy);
+        s.delete("a", options()).await.unwrap();
+        assert_eq!(s.w.plugin("p").count("DeleteVolume", ""), 1);
+        s.nothing_left().await;
+    });
+}
+
 #[test]
 fn refused_create_leaves_no_row() {
     world(async |w| {

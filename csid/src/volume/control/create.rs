@@ -24,7 +24,7 @@ use crate::volume::operation::request::CallTarget;
 use crate::volume::operation::running::Unfinished;
 use crate::volume::seam::Site;
 use crate::volume::transitions::{
-    AfterCreation, begin_creation, enter_created, join_creation, not_created, refuse_sourceless,
+    AfterCreation, begin_creation, enter_created, join_creation, not_created, refuse_unfit,
 };
 use crate::volume::waits::PluginWaits;
 
@@ -62,7 +62,7 @@ impl<S: Site> Engine<'_, S> {
             return self.ask_for(record, is_new).await;
         }
         self.records.synced().await?;
-        refuse_sourceless(&record).map(|()| record)
+        refuse_unfit(&record).map(|()| record)
     }
 
     /// Returns the target's registration with its source, after a check that the source may be used.
@@ -241,12 +241,9 @@ impl<S: Site> Engine<'_, S> {
                 AfterCreation::Registered => {
                     Some(registration_events::registered(EventKind::VolumeRegistered, record))
                 }
-                AfterCreation::Sourceless => {
-                    // The volume may be empty, or may have existed before. csid neither uses nor deletes it without a request.
-                    let doubt = Error::from(VolumeError::UnconfirmedSource {
-                        name: name.clone(),
-                        external_id: created.external_id.clone(),
-                    });
+                AfterCreation::Unfit => {
+                    // The volume may have existed before. csid neither uses nor deletes it without a request.
+                    let Err(doubt) = refuse_unfit(record) else { return Ok(None) };
                     if let Some(registration) = &mut record.registration {
                         registration.blocked = Some(Blocked { reason: doubt.message.clone() });
                     }
@@ -261,8 +258,7 @@ impl<S: Site> Engine<'_, S> {
                 self.site.go_on(&volume, Subject::Volume(name), target.uid);
                 Ok(record)
             }
-            Ok(record) if created.from_source => Ok(record),
-            Ok(_) => Err(VolumeError::UnconfirmedSource { name, external_id: created.external_id }.into()),
+            Ok(record) => refuse_unfit(&record).map(|()| record),
             // The plugin's volume of that name is already known under another name.
             Err(error) if error.kind == Kind::AlreadyExists => {
                 claim_events::log(&name, "", &error);

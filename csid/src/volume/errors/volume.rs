@@ -82,6 +82,12 @@ pub(in crate::volume) enum VolumeError {
          asked for: it may be empty. csid neither uses nor deletes it by itself"
     )]
     UnconfirmedSource { name: VolumeName, external_id: String },
+    /// `most`: 0 for no limit.
+    #[error(
+        "the plugin made {name} (`{external_id}`) with {has} bytes, and capacity-min {least} and capacity-max {most} were \
+         asked for. csid neither uses nor deletes it by itself"
+    )]
+    UnfitCapacity { name: VolumeName, external_id: String, has: u64, least: u64, most: u64 },
     /// The row of the created volume is gone, and its name means another volume now.
     #[error(
         "the plugin made `{external_id}` for {name}, which was registered or attached as another volume meanwhile"
@@ -182,7 +188,7 @@ impl VolumeError {
             VolumeError::NotConfirmed { .. } => Kind::InvalidArgument,
             VolumeError::SecretsNeeded { .. } => Kind::SecretRequired,
             VolumeError::SnapshotNotReady { .. } => Kind::TimedOut,
-            VolumeError::UnconfirmedSource { .. } => Kind::PluginError,
+            VolumeError::UnconfirmedSource { .. } | VolumeError::UnfitCapacity { .. } => Kind::PluginError,
             VolumeError::GivenUp { .. } => Kind::Cancelled,
             VolumeError::CreationGoesOn { source } | VolumeError::InFile { source, .. } => source.kind,
         }
@@ -198,6 +204,7 @@ impl VolumeError {
             VolumeError::Registered { .. } | VolumeError::KnownAs { .. } => Some(Obstacle::KnownVolume),
             VolumeError::BeingCreated { .. } => Some(Obstacle::Creation),
             VolumeError::UnconfirmedSource { .. } => Some(Obstacle::UnconfirmedSource),
+            VolumeError::UnfitCapacity { .. } => Some(Obstacle::UnfitCapacity),
             VolumeError::Spare { .. } => Some(Obstacle::SpareVolume),
             VolumeError::OfFile { .. } => Some(Obstacle::DeclaredByFile),
             VolumeError::OfCall { .. } => Some(Obstacle::RegisteredByCall),

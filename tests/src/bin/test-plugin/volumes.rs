@@ -80,6 +80,7 @@ pub fn create(backend: &Backend, script: &Script, r: &CreateVolumeRequest) -> Re
         places: wanted.iter().map(|place| place.segments.clone()).collect(),
     };
     let (least, most) = bounds(r.capacity_range)?;
+    let (least, most) = (least.max(script.least), most.max(script.least));
     let id = id_of("id", &r.name);
     if let Some(volume) = backend.get::<Volume>(&id).map_err(internal)? {
         let same = volume.order.as_ref() == Some(&order) && (least..=most).contains(&volume.bytes);
