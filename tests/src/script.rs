@@ -117,6 +117,8 @@ pub enum Act {
     Fail(i32),
     /// Do it, and answer this code all the same.
     FailAfter(i32),
+    /// Wait so many milliseconds, then fail as `Fail` does; a caller that goes away ends the wait.
+    FailLater(u64, i32),
     /// Fails as `Fail` does, with these words.
     Say(i32, String),
     /// Wait, then do it; a caller that goes away ends the wait.

@@ -24,6 +24,18 @@ impl Context {
         work: OperationRequest,
         wait: Wait,
     ) -> Result<PendingResponse> {
+        self.ask_and_note(volume, uid, work, wait, None)
+    }
+
+    /// Queues a request likewise. `taken` receives a message when the actor has not refused it.
+    pub(in crate::volume) fn ask_and_note(
+        self: &Arc<Self>,
+        volume: &VolumeKey,
+        uid: u32,
+        work: OperationRequest,
+        wait: Wait,
+        taken: Option<oneshot::Sender<()>>,
+    ) -> Result<PendingResponse> {
         if self.is_stopping() {
             return Err(OperationError::ShuttingDown.into());
         }
@@ -47,7 +59,7 @@ impl Context {
         }
         let (reply, answer) = oneshot::channel();
         let Wait { arrived, deadline, hold, .. } = wait;
-        let waiter = Waiter { ticket, arrived, deadline, hold, reply };
+        let waiter = Waiter { ticket, arrived, deadline, hold, taken, reply };
         self.directory.ask(volume, work, waiter)?;
         Ok(answer)
     }

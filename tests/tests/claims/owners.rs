@@ -2,13 +2,13 @@
 
 use std::collections::HashMap;
 
-use csid_client::{AccessMode, AttachOptions, DeregisterOptions, Kind, UnmountOptions};
+use csid_client::{AccessMode, AttachOptions, CreateVolume, DeregisterOptions, Kind, UnmountOptions};
 use csid_tests::ask::*;
 use csid_tests::dbus::{Bus, Policy, Polkit, Verdict};
 use csid_tests::raw::{
     MANAGER, MANAGER_PATH, MEMBER, OTHER, User, call, dict, group_csid, listen_as, text, value,
 };
-use csid_tests::script::CONTROLLER;
+use csid_tests::script::{Act, CONTROLLER, Rule};
 use csid_tests::world::{World, eventually, refusal, world};
 use zbus::{Connection, Variant};
 
@@ -266,6 +266,45 @@ fn forget_by_a_member_is_denied() {
                 assert_eq!(said, if is_forget { "NotAuthorized" } else { "" }, "{name}");
             }
         }
+        w.nothing_left(&client).await;
+    });
+}
+
+/// Root waits for a creation that another uid has begun.
+#[test]
+fn delete_refused_for_a_waiter_deletes_nothing() {
+    alone(UNREGISTERED, async |w| {
+        let (client, _bus, _polkit, [other]) = on_bus(w, [OTHER]).await;
+        w.plugin("p").rules([Rule::always("CreateVolume", Act::FailAfter(13))]);
+        let capability = HashMap::from([("access-mode".to_owned(), text("single-node-writer"))]);
+        let begun = dict(vec![
+            ("plugin", text("p")),
+            ("capabilities", Variant::from(vec![capability])),
+            ("capacity-min", Variant::from(1u64 << 20)),
+            ("deadline-usec", Variant::from(300_000u64)),
+        ]);
+        assert_eq!(answer(&other, "CreateVolume", "a", vec![begun]).await, "TimedOut");
+        let waits = {
+            let client = client.clone();
+            let spec = CreateVolume {
+                plugin: Some("p".to_owned()),
+                capabilities: Some(capabilities(&[AccessMode::SingleNodeWriter])),
+                capacity_min: Some(1 << 20),
+                ..CreateVolume::default()
+            };
+            tokio::spawn(async move { client.create_volume(NAMESPACE, "a", spec).await })
+        };
+        eventually("root waits", async || {
+            let operations = client.list_operations().await.unwrap();
+            operations.iter().any(|operation| operation.kind == "create" && operation.uid == 0)
+        })
+        .await;
+        assert_eq!(answer(&other, "DeleteVolume", "a", vec![value("a{sv}")]).await, "Busy");
+        w.plugin("p").honest();
+        waits.await.unwrap().expect("it is created");
+        eventually("no operation", async || client.list_operations().await.unwrap().is_empty()).await;
+        assert_eq!(w.plugin("p").count("DeleteVolume", ""), 0);
+        client.delete_volume(NAMESPACE, "a", Default::default()).await.unwrap();
         w.nothing_left(&client).await;
     });
 }

@@ -6,11 +6,11 @@ use std::time::Duration;
 use csid_client::{CreateVolume, DeregisterOptions, Kind, VolumeOptions, VolumeRow};
 use csid_tests::ask::NAMESPACE;
 use csid_tests::clustered::{self, alone};
-use csid_tests::script::{Act, Rule};
+use csid_tests::script::{Act, CONTROLLER, Rule};
 use csid_tests::world::{count, eventually, refusal, world};
 use tokio::task::JoinHandle;
 
-use crate::site::{GIVEN_UP, Site, creating, options, spec, within};
+use crate::site::{GIVEN_UP, SECRETS, Site, creating, options, spec, within};
 
 /// Why tests are skipped on a node of a cluster.
 const GOES_ON: &str = "servers go on with a creation whose caller is gone";
@@ -160,6 +160,45 @@ fn volume_found_by_a_refused_delete_is_registered() {
         assert!(external_id.starts_with("id-"), "{external_id}");
         s.w.plugin("p").honest();
         s.delete("a", options()).await.unwrap();
+        s.nothing_left().await;
+    });
+}
+
+#[test]
+fn delete_without_its_credential_deletes_nothing() {
+    alone(SECRETS, async |w| {
+        let mut s = creating(w).await;
+        s.rules([Rule::always("CreateVolume", Act::FailAfter(13))]);
+        assert_eq!(s.refused("a", within(SHORT, spec())).await.0, Kind::TimedOut);
+        let mistyped = VolumeOptions { credential: Some("none".to_owned()), ..options() };
+        assert_eq!(refusal(s.delete("a", mistyped).await).0, Kind::SecretRequired);
+        s.w.plugin("p").honest();
+        s.create("a", spec()).await.expect("the creation goes on");
+        quiet(&s).await;
+        assert_eq!(s.w.plugin("p").count("DeleteVolume", ""), 0);
+        s.delete("a", options()).await.unwrap();
+        s.nothing_left().await;
+    });
+}
+
+/// The plugin refuses the CreateVolume that the deletion waits for.
+#[test]
+fn delete_after_a_refused_create_creates_nothing() {
+    alone(GOES_ON, async |w| {
+        let plugin = w.add_plugin("p").await;
+        plugin.set(|script| script.control(&CONTROLLER));
+        let mut s = Site::start(w).await;
+        s.is_ready().await;
+        s.rules([Rule::once("CreateVolume", Act::FailLater(2_000, 9))]);
+        let waits = create(&s, "a");
+        eventually("p is asked", async || s.w.plugin("p").count("CreateVolume", "") == 1).await;
+        let deletes = {
+            let client = s.client.clone();
+            tokio::spawn(async move { client.delete_volume(NAMESPACE, "a", options()).await })
+        };
+        assert_eq!(refusal(waits.await.unwrap()).0, Kind::Cancelled);
+        deletes.await.unwrap().expect("there is no such volume");
+        assert_eq!(s.w.plugin("p").count("CreateVolume", ""), 1);
         s.nothing_left().await;
     });
 }

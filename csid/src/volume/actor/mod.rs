@@ -722,7 +722,7 @@ mod tests {
         };
         let ticket = shared.operations.begin(begin).unwrap();
         let (reply, answer) = oneshot::channel();
-        let waiter = Waiter { ticket, arrived: None, deadline: None, hold: None, reply };
+        let waiter = Waiter { ticket, arrived: None, deadline: None, hold: None, taken: None, reply };
         shared.directory.ask(&volume_key, work, waiter).unwrap();
         let error = shared.answered(answer).await.err().unwrap();
         assert_eq!(error.kind, Kind::StateCorrupt, "{error}");

@@ -74,8 +74,12 @@ impl Operation {
             .collect()
     }
 
-    pub(in crate::volume) fn join(&mut self, shared: &Context, waiter: Waiter) {
+    pub(in crate::volume) fn join(&mut self, shared: &Context, mut waiter: Waiter) {
         shared.operations.follow(&waiter.ticket, &self.step);
+        if let Some(taken) = waiter.taken.take() {
+            // A caller that has gone needs no message.
+            let _ = taken.send(());
+        }
         if let Some(arrived) = waiter.arrived {
             self.step.note_arrival(arrived);
         }

@@ -35,9 +35,10 @@ impl<S: Site> Engine<'_, S> {
     ) -> Result<OperationResponse> {
         let target = &self.as_it_is_now(target, &call).await?;
         match call {
-            ControllerRequest::Create { .. } => {
-                self.create(target).await.map(|record| OperationResponse::Created(Box::new(record)))
-            }
+            ControllerRequest::Create { to_delete } => self
+                .create(target, to_delete)
+                .await
+                .map(|record| OperationResponse::Created(Box::new(record))),
             ControllerRequest::Validate { capabilities } => {
                 self.validate(target, &capabilities).await.map(OperationResponse::Validated)
             }

@@ -24,18 +24,24 @@ use crate::volume::operation::request::CallTarget;
 use crate::volume::operation::running::Unfinished;
 use crate::volume::seam::Site;
 use crate::volume::transitions::{
-    AfterCreation, begin_creation, enter_created, join_creation, not_created, refuse_unfit,
+    AfterCreation, begin_creation, doom, enter_created, join_creation, not_created, refuse_unfit,
 };
 use crate::volume::waits::PluginWaits;
 
 impl<S: Site> Engine<'_, S> {
-    /// Enters the target's registration, or finds it, and has the plugin create the volume.
-    pub(in crate::volume::control) async fn create(&mut self, target: &CallTarget) -> Result<Record> {
+    /// Enters the target's registration, or finds it, and has the plugin create the volume. `to_delete`: only the deletion of the volume
+    /// needs it, so without a registration nothing is created.
+    pub(in crate::volume::control) async fn create(
+        &mut self,
+        target: &CallTarget,
+        to_delete: bool,
+    ) -> Result<Record> {
         let (plugin, given) = (self.plugin(), self.site.operation().secrets.is_some());
         let name = target.name.clone();
         let wanted = &target.registration;
         // An existing record already has its source.
         let found = match self.records.registry.record(name.clone()).await?.registration {
+            None if to_delete => return Err(VolumeError::NotRegistered { name }.into()),
             None => Some(self.with_source(target).await?),
             Some(_) => None,
         };
@@ -55,7 +61,11 @@ impl<S: Site> Engine<'_, S> {
                 }
                 return begin_creation(record, &plugin, new).map(|()| None);
             }
-            join_creation(record, &plugin, wanted, given).map(|()| None)
+            join_creation(record, &plugin, wanted, given)?;
+            if to_delete {
+                doom(record);
+            }
+            Ok(None)
         };
         let record = self.records.amend(&name, Durability::Disk, entered).await?;
         if is_unborn(&record) {

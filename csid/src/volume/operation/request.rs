@@ -290,6 +290,9 @@ pub(in crate::volume) struct Waiter {
     pub(in crate::volume) arrived: Option<Instant>,
     pub(in crate::volume) deadline: Option<Instant>,
     pub(in crate::volume) hold: Option<Arc<dyn Send + Sync>>,
+    /// Receives a message when the request is in the queue, or has joined an operation. A refused request sends none. `None`: no caller
+    /// waits for that.
+    pub(in crate::volume) taken: Option<oneshot::Sender<()>>,
     pub(in crate::volume) reply: oneshot::Sender<Result<OperationResponse>>,
 }
 

@@ -1,15 +1,17 @@
 //! The call DeleteVolume, up to the queue of the volume.
 
+use tokio::sync::oneshot;
+
 use crate::error::{Kind, Result};
 use crate::store::Durability;
-use crate::store::registry::{Record, Registration};
+use crate::store::registry::Record;
 use crate::volume::api::operation_kind::OperationKind;
 use crate::volume::api::requests::VolumeRequest;
 use crate::volume::context::Context;
-use crate::volume::lifecycle::{is_unasked, is_unborn, refuse_anothers};
+use crate::volume::lifecycle::{is_asked_for_by, is_unasked, is_unborn, refuse_anothers};
 use crate::volume::manager::Volumes;
 use crate::volume::operation::message::Message;
-use crate::volume::operation::request::ControllerRequest;
+use crate::volume::operation::request::{CallTarget, ControllerRequest, OperationRequest};
 use crate::volume::transitions;
 
 impl Volumes {
@@ -32,15 +34,10 @@ impl Volumes {
             if self.shared.drop_unasked(&record).await? {
                 return Ok(());
             }
-            let Some(registration) = self.shared.doom(&record).await? else {
-                return self.shared.records.synced().await;
-            };
             let (secrets, credential) = (request.secrets.take(), request.credential.take());
             request.secrets = self.shared.given(secrets, credential, request.wait.deadline).await?;
-            let VolumeRequest { name, uid, secrets, wait, .. } = &request;
-            let (plugin, create) = (&record.volume.plugin, ControllerRequest::Create { to_delete: true });
-            let (secrets, by) = (secrets.clone(), (*uid, wait.clone()));
-            let made = self.creation(name.clone(), plugin, create, registration, secrets, by).await;
+            let name = &request.name;
+            let made = self.create_to_delete(&record, &request).await;
             let now = self.shared.records.registry.record(name.clone()).await?;
             match made {
                 // The plugin has no volume of that name.
@@ -59,6 +56,25 @@ impl Volumes {
             }
             done => done.map(drop),
         }
+    }
+
+    /// Has the plugin create a volume that is to be deleted. Notes the deletion when the volume's queue has taken the request, so
+    /// a refused call changes nothing.
+    async fn create_to_delete(&self, record: &Record, request: &VolumeRequest) -> Result<()> {
+        let mut doomed = record.clone();
+        transitions::doom(&mut doomed);
+        let Some(registration) = doomed.registration else { return Ok(()) };
+        let VolumeRequest { name, uid, secrets, wait, .. } = request;
+        let target =
+            Box::new(CallTarget { name: name.clone(), uid: *uid, registration, is_registered: false });
+        let call = ControllerRequest::Create { to_delete: true };
+        let work = OperationRequest::Call { target, call, secrets: secrets.clone() };
+        let (taken, is_taken) = oneshot::channel();
+        let answer = self.shared.ask_and_note(&record.volume, *uid, work, wait.clone(), Some(taken))?;
+        if is_taken.await.is_ok() {
+            self.shared.doom(record).await?;
+        }
+        self.shared.answered(answer).await.map(drop)
     }
 }
 
@@ -79,12 +95,15 @@ impl Context {
         Ok(dropped)
     }
 
-    /// Notes that a volume is created only to be deleted, even if the caller leaves or csid restarts. `None`: the volume is gone.
-    async fn doom(&self, record: &Record) -> Result<Option<Registration>> {
-        let doomed = |record: &mut Record| {
-            transitions::doom(record);
+    /// Notes that a volume is created only to be deleted, even if the caller leaves or csid restarts. A creation that has the name since
+    /// then is not changed.
+    async fn doom(&self, record: &Record) -> Result<()> {
+        let doomed = |now: &mut Record| {
+            if is_asked_for_by(now, &record.volume) {
+                transitions::doom(now);
+            }
             Ok(None)
         };
-        Ok(self.records.amend(&record.name, Durability::Disk, doomed).await?.registration)
+        self.records.amend(&record.name, Durability::Disk, doomed).await.map(drop)
     }
 }

@@ -195,6 +195,10 @@ impl Plugin {
             None => effect(&call, None),
             Some(Act::Lie(lie)) => effect(&call, Some(lie)),
             Some(Act::Fail(code)) => Err(Status::new(script::code(code), "the script says so")),
+            Some(Act::FailLater(milliseconds, code)) => {
+                sleep(milliseconds).await;
+                Err(Status::new(script::code(code), "the script says so"))
+            }
             Some(Act::Say(code, words)) => Err(Status::new(script::code(code), words)),
             Some(Act::FailAfter(code)) => {
                 effect(&call, None).and(Err(Status::new(script::code(code), "done, and denied")))
