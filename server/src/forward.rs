@@ -243,7 +243,12 @@ pub fn failure_of(host: &str, rpc: &'static str, is_silent: bool, failure: &Call
 fn failed(ready: &Ready, failure: &CallFailure) -> Ended {
     let (rpc, call) = (method_name(ready.message.method.as_ref()), &ready.message);
     let error = failure_of(&ready.host, rpc, is_silent(call), failure);
+    let effect = &ready.effect;
+    let is_first_attach = effect.action == ClaimAction::Attach && effect.from.is_none();
+    let is_anothers = is_first_attach && failure.code.is_some_and(rules::is_attached_otherwise);
     let outcome = match failure.class() {
+        // The attachment is none of the cluster's, unless an earlier call has made it.
+        CallClass::Refused if is_anothers => ClaimOutcome::NotSent(Some(error.message.clone())),
         CallClass::Unknown => ClaimOutcome::Unknown,
         CallClass::NotSent => ClaimOutcome::NotSent(None),
         CallClass::Withheld => ClaimOutcome::NotSent(Some(error.message.clone())),
@@ -257,6 +262,8 @@ fn failed(ready: &Ready, failure: &CallFailure) -> Ended {
 #[cfg(test)]
 mod tests {
     use csi_proto::cluster::v1::Answer;
+    use csid::store::registry::Attachment;
+    use csid::store::rows::Leg;
 
     use super::*;
 
@@ -300,6 +307,22 @@ mod tests {
             error.message
         };
         assert!(shown(false).ends_with(": y") && shown(true).contains("withheld"));
+    }
+
+    #[test]
+    fn attachment_of_another_manager_is_not_undone() {
+        let class = CallClass::Refused.into();
+        let refused = |ready: &Ready, code| {
+            let failure = CallFailure { class, code: Some(code), ..CallFailure::default() };
+            read(ready, ended(Some(How::Failed(failure)))).outcome
+        };
+        let mut attach = ready(ClaimAction::Attach);
+        assert!(matches!(refused(&attach, 6), ClaimOutcome::NotSent(Some(_))));
+        assert!(matches!(refused(&attach, 9), ClaimOutcome::Hopeless(_)));
+        assert!(matches!(refused(&ready(ClaimAction::Detach), 6), ClaimOutcome::Hopeless(_)));
+        // An earlier attach may have made it.
+        attach.effect.from = Some(Box::new(Attachment::new("n1", Leg::Making)));
+        assert!(matches!(refused(&attach, 6), ClaimOutcome::Hopeless(_)));
     }
 
     #[test]

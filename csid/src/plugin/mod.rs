@@ -56,7 +56,9 @@ pub use node::{Measure, NodeCall, Ready, Stats};
 pub use profile::Profile;
 pub use registry::{AppliedFiles, Exec, Plugins, moved_under};
 pub use rpc::{RpcError, code_name};
-pub use rpc_outcome::{Class, RpcKind, RpcOutcome, is_gone, proves_no_effect, restarts_list};
+pub use rpc_outcome::{
+    Class, RpcKind, RpcOutcome, is_attached_otherwise, is_gone, proves_no_effect, restarts_list,
+};
 pub use spec::{Log, PluginSpec, Supervision, validate_id};
 pub use stats::{InstanceStats, PluginStats};
 pub use tally::RpcCount;

@@ -136,6 +136,12 @@ pub fn is_gone(code: Code) -> bool {
     code == Code::NotFound
 }
 
+/// Returns whether the code of an attach says that the node has the volume attached with other arguments. A caller that has not tried
+/// before has not made that attachment.
+pub fn is_attached_otherwise(code: Code) -> bool {
+    code == Code::AlreadyExists
+}
+
 /// Returns whether a list that sent a token has to begin again without one (CSI rule 40).
 pub fn restarts_list(code: Code) -> bool {
     code == Code::Aborted

@@ -214,6 +214,11 @@ pub fn is_gone(code: u32) -> bool {
     i32::try_from(code).is_ok_and(|code| crate::plugin::is_gone(tonic::Code::from(code)))
 }
 
+/// Returns whether the gRPC code of a refused attach says that the node has the volume attached with other arguments.
+pub fn is_attached_otherwise(code: u32) -> bool {
+    i32::try_from(code).is_ok_and(|code| crate::plugin::is_attached_otherwise(tonic::Code::from(code)))
+}
+
 /// Checks a plugin's name of a node.
 pub fn check_node_id(node_id: &str) -> Result<()> {
     names::node_id(node_id)

@@ -145,6 +145,32 @@ fn refused_attach_is_undone_and_its_claim_released() {
     });
 }
 
+/// Another manager has the volume attached to this node with other arguments. The plugin says so by ALREADY_EXISTS.
+#[test]
+fn attach_refused_as_already_there_is_not_undone() {
+    world(async |w| {
+        let client = attaching(w).await;
+        registered(&client, "v", &[AccessMode::SingleNodeWriter]).await;
+        let undone = |w: &mut World, volume| w.plugin("p").count("ControllerUnpublishVolume", volume);
+        w.plugin("p").rules([Rule::always("ControllerPublishVolume", Act::Fail(6))]);
+        let (kind, error) = refusal(claim(&client, "v", "one").await);
+        assert_eq!((kind, error.details.grpc_code), (Kind::PluginError, Some(6)), "{error}");
+        assert_eq!(claimed(&client).await, []);
+        assert_eq!(undone(w, "v"), 0, "csid did not attach it");
+
+        // An earlier try without an answer may have attached it.
+        let unanswered = Rule::once("ControllerPublishVolume", Act::FailAfter(13));
+        w.plugin("p")
+            .rules([unanswered, Rule { from: 2, ..Rule::always("ControllerPublishVolume", Act::Fail(6)) }]);
+        w.plugin("p").provision("w");
+        registered(&client, "w", &[AccessMode::SingleNodeWriter]).await;
+        assert_eq!(refusal(claim(&client, "w", "one").await).0, Kind::PluginError);
+        assert_eq!(claimed(&client).await, []);
+        eventually("it is undone", async || undone(w, "w") == 1).await;
+        w.nothing_left(&client).await;
+    });
+}
+
 #[test]
 fn co_rule_25_abandoned_claim_is_undone() {
     world(async |w| {

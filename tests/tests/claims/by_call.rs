@@ -426,3 +426,26 @@ fn forget_refuses_an_attachment_staged_here() {
         w.nothing_left(&client).await;
     });
 }
+
+/// Another manager has the volume attached to the node with other arguments. The plugin says so by ALREADY_EXISTS.
+#[test]
+fn another_managers_attachment_is_not_detached() {
+    alone(UNREGISTERED, async |w| {
+        let client = attaching(w).await;
+        w.plugin("p").rules([Rule::always("ControllerPublishVolume", Act::Fail(6))]);
+        let (kind, error) = refusal(client.attach_volume(NAMESPACE, "v", "node-2", writer()).await);
+        assert_eq!((kind, error.details.grpc_code), (Kind::PluginError, Some(6)), "{error}");
+        let client = is_forgotten(w, client).await;
+        assert_eq!(w.plugin("p").count("ControllerUnpublishVolume", "v"), 0, "csid did not attach it");
+
+        // An earlier try without an answer may have attached it.
+        let unanswered = Rule::once("ControllerPublishVolume", Act::FailAfter(13));
+        w.plugin("p")
+            .rules([unanswered, Rule { from: 2, ..Rule::always("ControllerPublishVolume", Act::Fail(6)) }]);
+        let (kind, error) = refusal(client.attach_volume(NAMESPACE, "v", "node-2", writer()).await);
+        assert_eq!((kind, error.details.grpc_code), (Kind::PluginError, Some(6)), "{error}");
+        let client = is_forgotten(w, client).await;
+        assert_eq!(w.plugin("p").count("ControllerUnpublishVolume", "v"), 1);
+        w.nothing_left(&client).await;
+    });
+}

@@ -76,8 +76,8 @@ impl<S: Site> Engine<'_, S> {
         self.records.amend(&name, Durability::Disk, entered).await?;
         let (error, undone) = match self.attach_for_call(target, node_id, call, secrets).await {
             Ok(context) => return Ok(context),
-            Err(RpcFailure { error, is_sent: true, .. }) => {
-                (error, self.detach_call(target, node_id, true).await)
+            Err(failure) if failure.is_sent && !failure.is_of_another_attachment() => {
+                (failure.error, self.detach_call(target, node_id, true).await)
             }
             Err(RpcFailure { error, .. }) => (error, self.put_back(&name, node_id).await),
         };
@@ -91,7 +91,7 @@ impl<S: Site> Engine<'_, S> {
         }
     }
 
-    /// Removes the row of an attachment. The controller was not called, so there is nothing to roll back.
+    /// Removes the row of an attachment that csid has not made, so there is nothing to roll back.
     async fn put_back(&mut self, name: &VolumeName, node_id: &str) -> Result<()> {
         let gone = |record: &mut Record| {
             record.attachments.retain(|at| !at.is_by_call(node_id));

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Kind, Obstacle, Result, Step};
 use crate::fault;
-use crate::plugin::{CallContext, Controller, RpcError, RpcKind, RpcOutcome};
+use crate::plugin::{CallContext, Controller, RpcError, RpcKind, RpcOutcome, is_attached_otherwise};
 use crate::secret::Secrets;
 use crate::store::registry::{Claim, ClaimState, Record, Registration};
 use crate::volume::control::engine::Engine;
@@ -202,7 +202,9 @@ impl<S: Site> Engine<'_, S> {
         let mut signals = self.site.operation().signals.clone();
         tokio::select! {
             biased;
-            done = fault::around("ControllerPublishVolume", publish) => done.map_err(|error| failed(error, RpcKind::Attach)),
+            done = fault::around("ControllerPublishVolume", publish) => {
+                done.map_err(|error| attach_failed(error, effect.from.is_none()))
+            }
             kind = abandoned(&mut signals) => {
                 Err(ClaimEffectFailure::new(ClaimOutcome::Unknown, OperationError::Stopped { kind }.into()))
             }
@@ -367,4 +369,15 @@ pub(in crate::volume) fn failed(error: RpcError, kind: RpcKind) -> ClaimEffectFa
     };
     let unimplemented = meaning == RpcOutcome::Unimplemented;
     ClaimEffectFailure { unimplemented, ..ClaimEffectFailure::new(outcome, error) }
+}
+
+/// Returns the outcome of a failed attach. `is_first`: there was no attachment before. Another one that the plugin then finds is not
+/// csid's, and is not detached.
+fn attach_failed(error: RpcError, is_first: bool) -> ClaimEffectFailure {
+    let is_anothers = is_first && is_attached_otherwise(error.code);
+    let failure = failed(error, RpcKind::Attach);
+    match is_anothers {
+        true => unsent(failure.error),
+        false => failure,
+    }
 }

@@ -3,7 +3,7 @@
 use tonic::Code;
 
 use crate::error::{Error, Kind};
-use crate::plugin::{RpcOutcome, proves_no_effect};
+use crate::plugin::{RpcOutcome, is_attached_otherwise, proves_no_effect};
 
 /// The failure of a controller call.
 pub(in crate::volume) struct RpcFailure {
@@ -29,6 +29,12 @@ impl RpcFailure {
     /// Makes a failure from after the plugin was called.
     pub(in crate::volume) fn after(error: Error) -> Self {
         RpcFailure { error, is_sent: true, perhaps_done: true }
+    }
+
+    /// Returns whether the failed attach found an attachment with other arguments, which is not its own.
+    pub(in crate::volume) fn is_of_another_attachment(&self) -> bool {
+        let code = self.error.details.grpc_code.map(|code| Code::from(code as i32));
+        !self.perhaps_done && code.is_some_and(is_attached_otherwise)
     }
 
     /// Returns whether the call is known to have had no effect. `asked_before`: earlier tries may have had one.

@@ -213,8 +213,8 @@ pub enum ClaimAction {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClaimOutcome {
     Done,
-    /// The call was never sent. `Some`: the reason why a repeated call will not be sent either. `None`: a repeated call may be
-    /// sent.
+    /// The call was never sent, or is known to have had no effect. `Some`: the reason why a repeated call ends the same way. `None`: a
+    /// repeated call may be sent.
     NotSent(Option<String>),
     /// The call can be repeated as it is.
     Again,
