@@ -308,3 +308,29 @@ fn delete_refused_for_a_waiter_deletes_nothing() {
         w.nothing_left(&client).await;
     });
 }
+
+/// csid asks the plugin whose snapshot it is, and the plugin is away.
+#[test]
+fn create_waiting_for_a_snapshot_ends_with_caller() {
+    alone(UNREGISTERED, async |w| {
+        let (client, _bus, _polkit, [other]) = on_bus(w, [OTHER]).await;
+        let wanted = |more: Vec<(&str, Variant<'static>)>| {
+            let capability = HashMap::from([("access-mode".to_owned(), text("single-node-writer"))]);
+            let volume = vec![("plugin", text("p")), ("capabilities", Variant::from(vec![capability]))];
+            vec![dict(volume.into_iter().chain(more).collect())]
+        };
+        assert_eq!(answer(&other, "CreateVolume", "a", wanted(vec![])).await, "");
+        let taken = client.create_snapshot(NAMESPACE, "a", "s", Default::default()).await.unwrap();
+        w.plugin("p").kill();
+        eventually("it is missed", async || !client.plugin("p").await.unwrap().healthy).await;
+        let more = vec![("snapshot", text(&taken.id)), ("deadline-usec", Variant::from(300_000u64))];
+        assert_eq!(answer(&other, "CreateVolume", "b", wanted(more)).await, "TimedOut");
+        eventually("no operation", async || client.list_operations().await.unwrap().is_empty()).await;
+        w.plugin("p").start().await;
+        healthy(&client, "p").await;
+        assert_eq!(w.plugin("p").count("CreateVolume", ""), 1, "the first volume alone");
+        client.delete_snapshot("p", &taken.id, CallOptions::default()).await.unwrap();
+        client.delete_volume(NAMESPACE, "a", Default::default()).await.unwrap();
+        w.nothing_left(&client).await;
+    });
+}

@@ -105,6 +105,26 @@ fn create_never_sent_ends_by_delete_or_deregister() {
     });
 }
 
+/// csid waits for systemd to load the volume's credential, and systemd does not answer.
+#[test]
+fn create_without_its_credential_ends_with_caller() {
+    alone(GOES_ON, async |w| {
+        // A bus that takes every connection and says nothing.
+        let path = w.path("silent-bus");
+        let _silent = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let address = format!("unix:path={}", path.display());
+        w.environment.insert("DBUS_SYSTEM_BUS_ADDRESS".to_owned(), address);
+        let s = creating(w).await;
+        let credential = Some("csid.default.a".to_owned());
+        let (kind, text) = s.refused("a", within(SHORT, CreateVolume { credential, ..spec() })).await;
+        assert_eq!(kind, Kind::TimedOut, "{text}");
+        quiet(&s).await;
+        no_row(&s).await;
+        assert_eq!(s.w.plugin("p").count("CreateVolume", ""), 0);
+        s.nothing_left().await;
+    });
+}
+
 /// csid is killed while it waits for the plugin, and no caller repeats the call.
 #[test]
 fn create_never_sent_does_not_outlive_csid() {

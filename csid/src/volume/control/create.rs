@@ -22,6 +22,7 @@ use crate::volume::lifecycle::{is_asked_for_by, is_being_deleted, is_unborn, kno
 use crate::volume::model::subject::Subject;
 use crate::volume::operation::request::CallTarget;
 use crate::volume::operation::running::Unfinished;
+use crate::volume::operation::table::Progress;
 use crate::volume::seam::Site;
 use crate::volume::transitions::{
     AfterCreation, begin_creation, doom, enter_created, join_creation, not_created, refuse_unfit,
@@ -42,9 +43,13 @@ impl<S: Site> Engine<'_, S> {
         // An existing record already has its source.
         let found = match self.records.registry.record(name.clone()).await?.registration {
             None if to_delete => return Err(VolumeError::NotRegistered { name }.into()),
-            None => Some(self.with_source(target).await?),
+            None => {
+                let (step, abandoned) = self.until_asked();
+                Some(unasked(step, abandoned, self.with_source(target)).await?)
+            }
             Some(_) => None,
         };
+        self.site.operation().step.set(Step::Create);
         // An absent plugin was not asked yet. A row that says so can be removed at once.
         let ready = self.records.plugins.ready(&plugin, Service::Controller, Instant::now());
         let unasked = ready.await.is_err();
@@ -139,7 +144,7 @@ impl<S: Site> Engine<'_, S> {
             false => Ok(()),
         };
         let answered = match begun {
-            Ok(()) => self.ask_plugin(&target, &creation).await,
+            Ok(()) => self.ask_plugin(&target, &creation, asked_before).await,
             Err(error) => Err(RpcFailure::before(error)),
         };
         let ended = match answered {
@@ -172,16 +177,8 @@ impl<S: Site> Engine<'_, S> {
         target: &CallTarget,
         creation: &mut Creation,
     ) -> Result<()> {
-        let abandoned = self.site.operation().abandoned();
-        let step = self.site.operation().step.clone();
-        step.set_unasked(true);
-        let found = tokio::select! {
-            biased;
-            kind = abandoned => Err(OperationError::Stopped { kind }.into()),
-            found = self.site.controller("CreateVolume") => found.map(drop),
-        };
-        step.set_unasked(false);
-        found?;
+        let (step, abandoned) = self.until_asked();
+        unasked(step, abandoned, self.site.controller("CreateVolume")).await?;
         creation.place = self.place_of_node(&target.registration.spec).await;
         let task = self.site.volume().clone();
         let asked = |record: &mut Record| {
@@ -211,9 +208,26 @@ impl<S: Site> Engine<'_, S> {
         if is_carried { place } else { BTreeMap::new() }
     }
 
-    async fn ask_plugin(&mut self, target: &CallTarget, creation: &Creation) -> Result<Created, RpcFailure> {
+    /// Returns the step of the operation, and a future that ends when it is abandoned ([`unasked`]).
+    fn until_asked(&self) -> (Progress, impl Future<Output = Kind> + Send + use<S>) {
+        (self.site.operation().step.clone(), self.site.operation().abandoned())
+    }
+
+    async fn ask_plugin(
+        &mut self,
+        target: &CallTarget,
+        creation: &Creation,
+        asked_before: bool,
+    ) -> Result<Created, RpcFailure> {
         let spec = &target.registration.spec;
-        let secrets = self.target_secrets(target).await.map_err(RpcFailure::before)?;
+        let secrets = match asked_before {
+            true => self.target_secrets(target).await,
+            false => {
+                let (step, abandoned) = self.until_asked();
+                unasked(step, abandoned, self.target_secrets(target)).await
+            }
+        };
+        let secrets = secrets.map_err(RpcFailure::before)?;
         if creation.secrets_given && secrets.is_none() {
             let error = VolumeError::SecretsNeeded { name: target.name.clone(), call: "CreateVolume" };
             return Err(RpcFailure::before(error.into()));
@@ -287,4 +301,20 @@ impl<S: Site> Engine<'_, S> {
         };
         self.records.amend(name, Durability::Disk, gone).await.map(drop)
     }
+}
+
+/// Waits for what is needed before the plugin is first asked. The operation ends with its last caller meanwhile.
+async fn unasked<T>(
+    step: Progress,
+    abandoned: impl Future<Output = Kind>,
+    wait: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    step.set_unasked(true);
+    let done = tokio::select! {
+        biased;
+        kind = abandoned => Err(OperationError::Stopped { kind }.into()),
+        done = wait => done,
+    };
+    step.set_unasked(false);
+    done
 }
