@@ -299,7 +299,8 @@ pub struct Attachment {
     /// The AttachVolume that made the attachment. `None`: claims made it.
     #[serde(default)]
     pub by_call: Option<AttachCall>,
-    /// The secrets of an attachment that claims made. Absent: an earlier csid made it, and kept them with the claims.
+    /// The secrets of the attachment. Absent: an earlier csid made it, and kept them with the claims or the registration. Also absent for
+    /// AttachVolume without a credential.
     #[serde(default)]
     pub secrets: Option<AttachSecrets>,
     /// What the servers of a cluster keep of an AttachVolume. `None`: claims made the attachment, or csid alone.

@@ -425,6 +425,26 @@ fn attach_without_its_secrets_is_not_begun() {
 }
 
 #[test]
+fn co_rule_33_deregistered_is_detached_with_secrets() {
+    alone(UNREGISTERED, async |w| {
+        let client = attaching(w).await;
+        std::fs::write(w.path("credentials/csid.default.v"), r#"{"password":"x"}"#).unwrap();
+        let credential = Some("csid.default.v".to_owned());
+        client.register_volume(NAMESPACE, "v", RegisterVolume { credential, ..writer("v") }).await.unwrap();
+        client.attach_volume(NAMESPACE, "v", "node-2", Default::default()).await.unwrap();
+        client.deregister_volume(NAMESPACE, "v", Default::default()).await.unwrap();
+        w.kill();
+        let client = w.start().await;
+        healthy(&client, "p").await;
+        client.detach_volume(NAMESPACE, "v", "node-2", Default::default()).await.unwrap();
+        let calls = w.plugin("p").volume_calls();
+        let detach = calls.into_iter().find(|call| call.call.rpc == "ControllerUnpublishVolume").unwrap();
+        assert_eq!(detach.call.secrets, [("password".to_owned(), "x".to_owned())]);
+        w.nothing_left(&client).await;
+    });
+}
+
+#[test]
 fn plugin_with_attachments_is_not_unregistered() {
     alone("servers have what AttachVolume has attached, and a node has none of it", async |w| {
         let fault = Fault::of(w);

@@ -8,7 +8,7 @@ use crate::plugin::{ATTACHES, Controller};
 use crate::secret::Secrets;
 use crate::store::Durability;
 use crate::store::event_kind::EventKind;
-use crate::store::registry::{AttachCall, Attachment, Record, VolumeName};
+use crate::store::registry::{AttachCall, AttachSecrets, Attachment, Record, VolumeName};
 use crate::store::rows::{Leg, VolumeKey};
 use crate::volume::control::engine::Engine;
 use crate::volume::control::tries::RpcFailure;
@@ -68,9 +68,16 @@ impl<S: Site> Engine<'_, S> {
             ClaimError::refuse_claimed(record)?;
             record.volume = volume.clone();
             record.attachments.retain(|at| !at.is_by_call(node_id));
+            let secrets = target.registration.spec.credential.as_ref();
+            // The volume may be deregistered before the detach, which needs them, too.
+            let secrets = secrets.map(|credential| AttachSecrets {
+                credential: Some(credential.clone()),
+                given: by_call.secrets_given,
+            });
             let by_call = Some(by_call.clone());
             let node_id = Some(node_id.to_owned());
-            record.attachments.push(Attachment { node_id, by_call, ..Attachment::new("", Leg::Making) });
+            let attachment = Attachment { node_id, by_call, secrets, ..Attachment::new("", Leg::Making) };
+            record.attachments.push(attachment);
             Ok(None)
         };
         self.records.amend(&name, Durability::Disk, entered).await?;
@@ -185,6 +192,13 @@ impl<S: Site> Engine<'_, S> {
         }
         at.map_or(Ok(()), |at| refuse_anothers(at, target.uid, &name))?;
         let by_call = at.and_then(|at| at.by_call.as_ref());
+        let mut target = target.clone();
+        // Absent: an earlier csid made the attachment, or it had no credential.
+        let kept = at.and_then(|at| at.secrets.as_ref()).and_then(|had| had.credential.as_ref());
+        if kept.is_some() {
+            target.registration.spec.credential = kept.cloned();
+        }
+        let target = &target;
         let secrets_given = by_call.is_some_and(|call| call.secrets_given);
         let lacks_secrets = secrets_given
             && self.site.operation().secrets.is_none()
