@@ -1,6 +1,7 @@
 //! What a plugin has and could have: capacity, its volumes and snapshots in pages, and a snapshot's end.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use csid_client::{
     AccessMode, AttachmentMode, CallOptions, Capability, CapacityOptions, ClaimOptions, CreateVolume, Error,
@@ -11,7 +12,7 @@ use csid_tests::clustered::{self, alone};
 use csid_tests::script::{Act, CONTROLLER, Rule};
 use csid_tests::world::{count, eventually, refusal, world};
 
-use crate::site::{PASSWORD, SECRETS, Site, creating, options, spec, with_secrets};
+use crate::site::{OPERATIONS, PASSWORD, SECRETS, Site, creating, options, spec, with_secrets};
 
 /// Takes a snapshot of `volume`. Returns the plugin's id of it.
 async fn take_snapshot(s: &Site<'_>, volume: &str, name: &str) -> String {
@@ -285,6 +286,26 @@ fn snapshot_without_wait_returns_before_ready() {
         let ready = take_snapshot(&s, "a", "two").await;
         for id in [&answers[0].id, &ready] {
             s.client.delete_snapshot("p", id, CallOptions::default()).await.unwrap();
+        }
+        s.delete("a", options()).await.unwrap();
+        s.nothing_left().await;
+    });
+}
+
+#[test]
+fn snapshot_not_ready_gives_way_without_caller() {
+    alone(OPERATIONS, async |w| {
+        let s = creating(w).await;
+        s.create("a", spec()).await.unwrap();
+        s.w.plugin("p").set(|script| script.snapshot_ready_at = 1_000);
+        let soon = SnapshotOptions { deadline_usec: Some(300_000), ..SnapshotOptions::default() };
+        assert_eq!(refusal(s.client.create_snapshot(NAMESPACE, "a", "s", soon).await).0, Kind::TimedOut);
+        let expand = s.client.expand_volume(NAMESPACE, "a", 8 << 20, 0, ExpandOptions::default());
+        let expanded = tokio::time::timeout(Duration::from_secs(20), expand).await;
+        expanded.expect("the snapshot gives way").unwrap();
+        let (snapshots, _) = s.client.list_snapshots("p", SnapshotFilter::default()).await.unwrap();
+        for snapshot in snapshots {
+            s.client.delete_snapshot("p", &snapshot.id, CallOptions::default()).await.unwrap();
         }
         s.delete("a", options()).await.unwrap();
         s.nothing_left().await;

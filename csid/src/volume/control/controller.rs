@@ -2,7 +2,7 @@
 //! have files of their own.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::backoff::Backoff;
 use crate::error::{Error, Result, Step};
@@ -110,6 +110,7 @@ impl<S: Site> Engine<'_, S> {
         waits: bool,
     ) -> Result<Snapshot> {
         let (id, secrets) = (&self.external_id(target)?, self.target_secrets(target).await?);
+        let mut delay = Backoff::between(NOT_READY, NOT_READY);
         loop {
             let call = |controller: Controller, request| async move {
                 controller.snapshot(id, name, parameters, request).await
@@ -120,10 +121,9 @@ impl<S: Site> Engine<'_, S> {
                 return Ok(snapshot);
             }
             self.site.operation().step.set(Step::WaitingForSnapshot);
-            if Instant::now() + NOT_READY >= self.site.operation().signals.borrow().give_up {
+            if !self.site.pause(&mut delay).await {
                 return Err(VolumeError::SnapshotNotReady { name: name.to_owned(), id: snapshot.id }.into());
             }
-            tokio::time::sleep(NOT_READY).await;
         }
     }
 
