@@ -77,6 +77,36 @@ fn offline_expansion_without_a_deadline_ends() {
 }
 
 #[test]
+fn target_is_free_while_an_expansion_waits() {
+    alone(OFFLINE, async |w| {
+        let mut s = creating(w).await;
+        expands_offline(&mut s).await;
+        let capabilities = Some(capabilities(&[AccessMode::SingleNodeMultiWriter]));
+        s.create("a", CreateVolume { capabilities, ..spec() }).await.unwrap();
+        s.create("b", spec()).await.unwrap();
+        let target = s.w.path("target");
+        std::fs::create_dir(&target).unwrap();
+        let at_target =
+            MountOptions { target: Some(target.display().to_string()), ..MountOptions::default() };
+        s.client.mount(NAMESPACE, "a", "one", at_target.clone()).await.unwrap();
+        s.client.mount(NAMESPACE, "a", "two", MountOptions::default()).await.unwrap();
+        let client = s.client.clone();
+        let expanded = tokio::spawn(async move {
+            client.expand_volume(NAMESPACE, "a", LARGE, 0, ExpandOptions::default()).await
+        });
+        s.waits("waiting until nobody has it").await;
+        unmount(&s.client, "a", "one").await.unwrap();
+        s.client.mount(NAMESPACE, "b", "one", at_target).await.expect("the target is free");
+        unmount(&s.client, "b", "one").await.unwrap();
+        unmount(&s.client, "a", "two").await.unwrap();
+        assert_eq!(expanded.await.unwrap().unwrap().capacity_bytes, LARGE);
+        s.delete("a", options()).await.unwrap();
+        s.delete("b", options()).await.unwrap();
+        s.nothing_left().await;
+    });
+}
+
+#[test]
 fn later_claims_do_not_overtake_offline_expansion() {
     alone(OFFLINE, async |w| {
         let mut s = creating(w).await;

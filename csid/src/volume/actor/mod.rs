@@ -126,9 +126,7 @@ impl VolumeActor {
             if self.shared.is_stopping() || self.shared.store.writable().is_err() {
                 return;
             }
-            if self.waiting.is_empty() {
-                self.shared.directory.release(&self.key, rows.volume(), &self.inbox);
-            }
+            self.release(&rows);
             let settle_at = (!self.round.is_empty()).then_some(self.settle_at);
             let deadline = self.next_deadline(None);
             let for_others = self.waiting.iter().any(Operation::waits_for_another_volume);
@@ -157,6 +155,12 @@ impl VolumeActor {
                 () = until(settle_at) => self.settle_one(&mut rows).await,
             }
         }
+    }
+
+    /// Releases the names and targets that neither the rows nor an operation in the queue have.
+    fn release(&self, rows: &JournaledVolume) {
+        let waiting = self.queue.iter().chain(&self.waiting).map(|operation| &operation.work);
+        self.shared.directory.release(&self.key, rows.volume(), waiting, &self.inbox);
     }
 
     /// Answers waiting callers whose deadline has passed. An operation at the end of its wait for claims gets its last try.
@@ -504,6 +508,10 @@ impl VolumeActor {
             current.work.kind()
         {
             self.shared.operations.count_steps(kind, &current.step);
+        }
+        // Without waiting operations this is due when the queue is empty.
+        if !self.waiting.is_empty() {
+            self.release(rows);
         }
         fault::around("answer", async { current.answer(&self.key, result) }).await;
     }

@@ -1,7 +1,7 @@
 //! The rows of each volume: kept here while it has no work, else owned by its actor. Also which volume has a name, and which mount
 //! has a target.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::mpsc;
@@ -43,6 +43,12 @@ impl Taken {
         }
         taken.targets = volume.mounts.iter().filter_map(|mount| mount.spec.target.clone()).collect();
         taken
+    }
+
+    /// Adds the name and the target of a request that has no row yet.
+    fn add(&mut self, work: &OperationRequest) {
+        self.names.push(work.subject().volume());
+        self.targets.extend(work.target().map(str::to_owned));
     }
 }
 
@@ -213,16 +219,19 @@ impl Directory {
         }
     }
 
-    /// Releases the names and targets that an actor's rows no longer have, unless its inbox has a message.
-    pub(in crate::volume) fn release(
+    /// Releases the names and targets that neither an actor's rows nor its `waiting` requests have, unless its inbox has a message.
+    pub(in crate::volume) fn release<'a>(
         &self,
         key: &VolumeKey,
         volume: &Volume,
+        waiting: impl Iterator<Item = &'a OperationRequest>,
         inbox: &mpsc::UnboundedReceiver<Message>,
     ) {
         let mut table = self.lock();
         if inbox.is_empty() {
-            table.release(key, Taken::by(volume));
+            let mut kept = Taken::by(volume);
+            waiting.for_each(|work| kept.add(work));
+            table.release(key, kept);
         }
     }
 
@@ -269,12 +278,14 @@ impl Table {
     fn release(&mut self, key: &VolumeKey, kept: Taken) {
         let Some(Slot::Running(actor)) = self.slots.get_mut(key) else { return };
         let taken = &mut actor.taken;
-        for name in taken.names.iter().filter(|name| !kept.names.contains(name)) {
+        let names: HashSet<&VolumeName> = kept.names.iter().collect();
+        let targets: HashSet<&String> = kept.targets.iter().collect();
+        for name in taken.names.iter().filter(|name| !names.contains(name)) {
             if self.names.get(name).is_some_and(|named| **named == *key) {
                 self.names.remove(name);
             }
         }
-        for target in taken.targets.iter().filter(|target| !kept.targets.contains(target)) {
+        for target in taken.targets.iter().filter(|target| !targets.contains(target)) {
             self.targets.remove(target);
         }
         *taken = kept;
