@@ -56,7 +56,7 @@ fn created_volume_is_used_and_deleted() {
 #[test]
 fn volume_over_its_limit_is_kept_unregistered() {
     world(async |w| {
-        let mut s = creating(w).await;
+        let s = creating(w).await;
         s.w.plugin("p").set(|script| script.least = 2 << 20);
         let limited = || CreateVolume { capacity_max: Some(1 << 20), ..spec() };
         let (kind, first) = s.refused("a", limited()).await;
