@@ -76,6 +76,10 @@ fn co_rule_35_declared_when_plugin_first_serves() {
         assert!(reply.steps.iter().any(|step| step.contains(file.to_str().unwrap())), "{reply:?}");
         assert_eq!(client.manager().await.unwrap().state, "degraded");
         eventually("the status", async || w.status().contains("1 volumes not registered as declared")).await;
+        let deleted = client.delete_volume(NAMESPACE, "v", Default::default()).await;
+        for (kind, error) in [refusal(deregister(&client, "v").await), refusal(deleted)] {
+            assert!(kind == Kind::NotSupported && error.message.contains("v.toml"), "{error}");
+        }
         // A call without a deadline waits, also while a later one with a deadline is refused.
         let (waiting, begun) = (client.clone(), Instant::now());
         let waiting = tokio::spawn(async move { mount(&waiting, "v", MountOptions::default()).await });

@@ -4,7 +4,7 @@ use tokio::sync::oneshot;
 
 use crate::error::{Kind, Result};
 use crate::store::Durability;
-use crate::store::registry::Record;
+use crate::store::registry::{Origin, Record};
 use crate::volume::api::operation_kind::OperationKind;
 use crate::volume::api::requests::VolumeRequest;
 use crate::volume::context::Context;
@@ -27,6 +27,8 @@ impl Volumes {
         }
         let record = self.shared.records.registry.record(request.name.clone()).await?;
         if record.registration.is_none() {
+            // A file may declare a volume that is not registered yet.
+            self.shared.records.refuse_other_origin(&record, Origin::Bus)?;
             return self.shared.records.synced().await;
         }
         if is_unborn(&record) {
