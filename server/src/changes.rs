@@ -127,7 +127,15 @@ impl Cluster {
         let name = rules::volume_name(&ask.namespace, &ask.volume)?;
         self.require(caller, &name.namespace, May::Delete)?;
         match ask.asks_id {
-            true => self.registration_to_end(caller, name).await,
+            true => {
+                let found = self.registration_to_end(caller, name.clone()).await?;
+                if found.plugin.is_empty() {
+                    // Claims may be left of a volume that no server knows any more.
+                    let record = self.registry.record(name).await?;
+                    rules::refuse_used(&record).map_err(|error| holders_of(&record, error))?;
+                }
+                Ok(found)
+            }
             false => self.reach(caller, &name, &Wanted::Delete(ask.id)).await,
         }
     }
@@ -135,8 +143,8 @@ impl Cluster {
     /// Returns a row with the ID of the registration that a deletion or deregistration of the caller would end. Nothing else of the volume but its
     /// plugin is in the row. Without a plugin there is none.
     pub(crate) async fn registration_to_end(&self, caller: &Identity, name: VolumeName) -> Result<VolumeRow> {
-        self.presence.here()?;
-        self.require_unblocked(caller).await?;
+        // Nothing is written. They are what a change would compare.
+        self.guards_of(caller).await?;
         let record = self.registry.record(name).await?;
         refuse_of_another(&record, caller)?;
         let Record { name: VolumeName { namespace, volume }, volume: key, registration, .. } = record;

@@ -74,6 +74,11 @@ impl Cluster {
             );
             return Err(Error::invalid(text).into());
         }
+        self.presence.here()?;
+        self.begin_restored(caller, seen, past).await.map_err(ServerError::of_a_change)
+    }
+
+    async fn begin_restored(&self, caller: &Identity, seen: u64, past: u64) -> Result<()> {
         for _ in 0..TRIES {
             let here = self.presence.here()?;
             let meta = self.while_here(self.meta_now()).await?;
@@ -86,7 +91,7 @@ impl Cluster {
             is_as_seen(now, seen)?;
             let after = MetaRow { generation: now.max(past), ..meta.value.clone() };
             let begun = self.begin_recovery(caller, &meta, after, vec![here.guard()]);
-            if self.while_here(begun).await.map_err(ServerError::of_a_change)? {
+            if self.while_here(begun).await? {
                 return Ok(());
             }
         }

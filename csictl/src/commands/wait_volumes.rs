@@ -1,5 +1,6 @@
 //! `csictl wait-volumes`: waits until csid has made the mounts again that come back after a reboot. csi-volumes.service runs it.
 
+use std::ffi::OsStr;
 use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -10,6 +11,7 @@ use serde_json::json;
 use tokio::time::{Instant, timeout_at};
 
 use crate::args::WaitVolumes;
+use crate::helpers::mount_table::MountTable;
 use crate::output::{plain, print_json};
 use crate::wait::{self, Progress};
 
@@ -151,7 +153,10 @@ async fn missing(client: &Client, wanted: &[(&str, &str)]) -> csid_client::Resul
     if let Some((namespace, volume)) = wanted.iter().find(|name| is_unknown(&rows, name)) {
         return Ok(Some(Unfinished::Volume(format!("{namespace}/{volume}"))));
     }
-    rows.retain(|row| is_missing(row, wanted));
+    // Without the table nobody knows of a mount that it is gone.
+    let table = MountTable::read().ok();
+    let is_there = |source: &str| table.as_ref().is_none_or(|table| table.at(OsStr::new(source)).is_some());
+    rows.retain(|row| is_missing(row, wanted, is_there));
     if !rows.is_empty() {
         return Ok(Some(Unfinished::Mounts(rows)));
     }
@@ -175,31 +180,33 @@ async fn is_damaged(client: &Client) -> csid_client::Result<bool> {
     }
 }
 
-/// Returns whether no row has the volume as one that csid makes again. A volume that is named has to have such a row.
+/// Returns whether no row has the volume as mounted, or as one that csid makes again. A volume that is named has to have such a row.
 fn is_unknown(rows: &[MountRow], (namespace, volume): &(&str, &str)) -> bool {
     let is_it = |row: &MountRow| row.namespace == *namespace && row.volume == *volume;
-    !rows.iter().any(|row| is_it(row) && row.restore == Restore::Auto.as_str())
+    let comes = |row: &MountRow| row.restore == Restore::Auto.as_str() || row.healthy;
+    !rows.iter().any(|row| is_it(row) && comes(row))
 }
 
-/// Returns whether csid is to make the mount by itself and has not done so. `wanted`: the volumes that count; empty: all.
-fn is_missing(row: &MountRow, wanted: &[(&str, &str)]) -> bool {
+/// Returns whether csid is to make the mount by itself and has not done so. `wanted`: the volumes that count; empty: all. `is_there`: whether
+/// something is mounted at a path. A csid that cannot write its journal keeps the rows of the last boot. Another mount that is not healthy does
+/// not count: a wait does not mend it.
+fn is_missing(row: &MountRow, wanted: &[(&str, &str)], is_there: impl Fn(&str) -> bool) -> bool {
+    let is_gone = || row.state == "mounted" && !row.healthy && !is_there(&row.source);
     row.restore == Restore::Auto.as_str()
-        && (UNDER_WAY.contains(&row.state.as_str()) || is_gone(row))
         && (wanted.is_empty() || wanted.contains(&(row.namespace.as_str(), row.volume.as_str())))
+        && (UNDER_WAY.contains(&row.state.as_str()) || is_gone())
 }
 
-/// Returns whether the kernel does not show a mount that csid has as mounted. A csid that cannot write its journal keeps the last boot's rows.
-fn is_gone(row: &MountRow) -> bool {
-    row.state == "mounted" && !row.healthy
-}
-
+/// Returns the state of a missing mount. csid has one as mounted that is gone.
 fn shown_state(row: &MountRow) -> &str {
-    if is_gone(row) { "mounted, but not healthy" } else { &row.state }
+    if row.state == "mounted" { "gone" } else { &row.state }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const NOWHERE: fn(&str) -> bool = |_| false;
 
     #[test]
     fn only_wanted_mounts_that_csid_makes_are_missing() {
@@ -211,13 +218,13 @@ mod tests {
             ..MountRow::default()
         };
         for state in UNDER_WAY {
-            assert!(is_missing(&row("pg", "auto", state), &[]));
-            assert!(is_missing(&row("pg", "auto", state), &[("prod", "web"), ("prod", "pg")]));
-            assert!(!is_missing(&row("pg", "auto", state), &[("test", "pg"), ("prod", "web")]));
-            assert!(!is_missing(&row("pg", "hold", state), &[]));
+            assert!(is_missing(&row("pg", "auto", state), &[], NOWHERE));
+            assert!(is_missing(&row("pg", "auto", state), &[("prod", "web"), ("prod", "pg")], NOWHERE));
+            assert!(!is_missing(&row("pg", "auto", state), &[("test", "pg"), ("prod", "web")], NOWHERE));
+            assert!(!is_missing(&row("pg", "hold", state), &[], NOWHERE));
         }
         for state in ["lost", "unmounting"] {
-            assert!(!is_missing(&row("pg", "auto", state), &[]));
+            assert!(!is_missing(&row("pg", "auto", state), &[], NOWHERE));
         }
     }
 
@@ -227,28 +234,32 @@ mod tests {
             volume: "pg".to_owned(),
             restore: restore.to_owned(),
             state: "mounted".to_owned(),
+            source: "/live/pg".to_owned(),
             healthy,
             ..MountRow::default()
         }
     }
 
     #[test]
-    fn mounted_row_that_is_unhealthy_is_missing() {
-        assert!(is_missing(&mounted("auto", false), &[]));
-        assert!(is_missing(&mounted("auto", false), &[("prod", "pg")]));
-        assert!(!is_missing(&mounted("auto", false), &[("prod", "web")]));
-        assert!(!is_missing(&mounted("auto", true), &[]));
-        assert!(!is_missing(&mounted("hold", false), &[]));
+    fn mounted_row_without_its_mount_is_missing() {
+        assert!(is_missing(&mounted("auto", false), &[], NOWHERE));
+        assert!(is_missing(&mounted("auto", false), &[("prod", "pg")], NOWHERE));
+        assert!(!is_missing(&mounted("auto", false), &[("prod", "web")], NOWHERE));
+        assert!(!is_missing(&mounted("auto", true), &[], NOWHERE));
+        assert!(!is_missing(&mounted("hold", false), &[], NOWHERE));
         let step = Unfinished::Mounts(vec![mounted("auto", false)]).progress().step;
-        assert_eq!(step, "1 mounts are missing, prod/pg mounted, but not healthy");
+        assert_eq!(step, "1 mounts are missing, prod/pg gone");
+        // Its server hangs, or is dead.
+        assert!(!is_missing(&mounted("auto", false), &[], |source| source == "/live/pg"));
     }
 
     #[test]
-    fn named_volume_without_restore_auto_is_unknown() {
+    fn named_volume_that_does_not_come_is_unknown() {
         let pg = ("prod", "pg");
         assert!(is_unknown(&[], &pg));
-        assert!(is_unknown(&[mounted("hold", true)], &pg));
-        assert!(!is_unknown(&[mounted("hold", true), mounted("auto", false)], &pg));
+        assert!(is_unknown(&[mounted("hold", false)], &pg));
+        assert!(!is_unknown(&[mounted("hold", true)], &pg));
+        assert!(!is_unknown(&[mounted("hold", false), mounted("auto", false)], &pg));
         assert!(is_unknown(&[mounted("auto", true)], &("prod", "web")));
     }
 
