@@ -221,8 +221,10 @@ impl Volumes {
     /// Returns the uids that own a mount, or all mounts of its consumer. They decide which action to authorise.
     pub async fn owners(&self, key: &MountKey, all_tags: bool) -> Result<Vec<u32>> {
         // A Mount that ends meanwhile has its row by then.
-        let mounting = self.mounting(key, all_tags);
+        let mut mounting = self.mounting(key, all_tags);
         let rows = self.mounts_of(key, all_tags).await?;
+        // Another user's Mount of a row's key is refused when its turn comes.
+        mounting.retain(|(of, _)| rows.iter().all(|row| row.key != *of));
         Ok(mounting.into_iter().map(|(_, uid)| uid).chain(rows.iter().map(|row| row.uid)).collect())
     }
 

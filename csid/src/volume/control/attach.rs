@@ -193,9 +193,9 @@ impl<S: Site> Engine<'_, S> {
         at.map_or(Ok(()), |at| refuse_anothers(at, target.uid, &name))?;
         let by_call = at.and_then(|at| at.by_call.as_ref());
         let mut target = target.clone();
-        // Absent: an earlier csid made the attachment, or it had no credential.
+        // A registration may name a newer one. Absent: an earlier csid made the attachment, or it had no credential.
         let kept = at.and_then(|at| at.secrets.as_ref()).and_then(|had| had.credential.as_ref());
-        if kept.is_some() {
+        if target.registration.spec.credential.is_none() {
             target.registration.spec.credential = kept.cloned();
         }
         let target = &target;

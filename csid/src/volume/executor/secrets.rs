@@ -146,10 +146,11 @@ fn tells_of_secrets(record: &Record) -> bool {
         given || of.spec.credential.is_some()
     });
     let claimed = record.claims.iter().any(|claim| claim.secrets_given || claim.credential.is_some());
-    let attached = record
-        .attachments
-        .iter()
-        .any(|at| at.secrets.is_some() || at.by_call.as_ref().is_some_and(|call| call.secrets_given));
+    let attached = record.attachments.iter().any(|at| {
+        // An attachment by a claim notes, too, that it had none.
+        let had = at.secrets.as_ref().is_some_and(|had| had.given || had.credential.is_some());
+        had || at.by_call.as_ref().is_some_and(|call| call.secrets_given)
+    });
     registered || claimed || attached
 }
 
@@ -160,6 +161,8 @@ mod tests {
     use super::*;
     use crate::secret::freed::{self, SECRET};
     use crate::store::Store;
+    use crate::store::registry::{AttachSecrets, Attachment, VolumeName};
+    use crate::store::rows::Leg;
     use crate::volume::model::step::tests::begun;
 
     #[tokio::test]
@@ -173,6 +176,17 @@ mod tests {
         assert_eq!(found(&store, &mount).await, EarlierSecrets::default());
         mount.spec.secrets_given = true;
         assert_eq!(found(&store, &mount).await, EarlierSecrets::Of(BTreeSet::from(["p".to_owned()])));
+    }
+
+    #[test]
+    fn attachment_without_secrets_says_nothing_of_any() {
+        let of = |credential: Option<&str>, given| {
+            let secrets = Some(AttachSecrets { credential: credential.map(str::to_owned), given });
+            let at = Attachment { secrets, ..Attachment::new("n1", Leg::Present) };
+            let name = VolumeName { namespace: "ns".into(), volume: "v".into() };
+            tells_of_secrets(&Record { attachments: vec![at], ..Record::none(name) })
+        };
+        assert_eq!([of(None, false), of(Some("c"), false), of(None, true)], [false, true, true]);
     }
 
     #[test]

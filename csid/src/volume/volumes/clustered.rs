@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
+use tonic::Code;
 
 use crate::error::{Error, Kind, Result};
 use crate::fault;
@@ -561,7 +562,12 @@ impl Volumes {
         let request = VolumeRequest { name: name.clone(), inline, uid: 0, secrets, credential, wait };
         let expanded =
             self.call(request, ControllerRequest::Expand { required, limit, part: Part::Node }).await;
-        let is_refused = |error: &Error| error.details.grpc_code.is_some() && !error.details.retryable;
+        // A refused caller may have better secrets next time.
+        let is_of_caller =
+            |code: u32| [Code::Unauthenticated, Code::PermissionDenied].iter().any(|of| *of as u32 == code);
+        let is_refused = |error: &Error| {
+            !error.details.retryable && error.details.grpc_code.is_some_and(|code| !is_of_caller(code))
+        };
         *refused = expanded.as_ref().is_err_and(is_refused).then_some(now);
         match expanded? {
             OperationResponse::Expanded(_, false) => Ok(AskedExpansion::Done),
