@@ -287,8 +287,17 @@ async fn detaching(
     id: &str,
     step: &str,
 ) -> tokio::task::JoinHandle<Result<()>> {
-    let (asking, named) =
-        (client.clone(), DetachOptions { operation_id: Some(id.to_owned()), ..DetachOptions::default() });
+    detaching_with(client, node, id, step, DetachOptions::default()).await
+}
+
+async fn detaching_with(
+    client: &Client,
+    node: &'static str,
+    id: &str,
+    step: &str,
+    options: DetachOptions,
+) -> tokio::task::JoinHandle<Result<()>> {
+    let (asking, named) = (client.clone(), DetachOptions { operation_id: Some(id.to_owned()), ..options });
     let detaching = tokio::spawn(async move { asking.detach_volume(NAMESPACE, "v", node, named).await });
     eventually("the caller waits", async || {
         let operations = client.list_operations().await.unwrap();
@@ -354,7 +363,13 @@ async fn forgets_another_node(w: &mut World, client: &Client) {
     let before = detaching(client, "node-2", "before", "queued").await;
     client.detach_volume(NAMESPACE, "v", "node-2", forget()).await.unwrap();
     assert_eq!(refusal(before.await.unwrap()).0, Kind::Cancelled);
-    let after = detaching(client, "node-2", "after", "queued").await;
+    // The name alone means only what csid knows to be attached.
+    let given = DetachOptions {
+        plugin: Some("p".to_owned()),
+        external_id: Some("v".to_owned()),
+        ..DetachOptions::default()
+    };
+    let after = detaching_with(client, "node-2", "after", "queued", given).await;
     assert!(!running.is_finished() && !after.is_finished());
     w.honest();
     running.await.unwrap().unwrap();

@@ -28,6 +28,7 @@ for last; do :; done
 [ "$1" = cat ] && exec cat "$last"
 case $last in
 *.mount) cat mounts ;;
+*/live) cat live ;;
 '*.service') cat services ;;
 *) cat csid ;;
 esac
@@ -152,6 +153,8 @@ impl Machine {
         let machine = Machine { root, socket: w.socket() };
         machine.units("csid", CSID);
         machine.units("mounts", "");
+        // The drop-in of the package orders the tmpfs of each plugin.
+        machine.units("live", "Id=live.mount\nActiveState=active\nBefore=csid.service\n");
         machine.units("services", "");
         machine
     }
