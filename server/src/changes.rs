@@ -17,7 +17,7 @@ use crate::random;
 use crate::records::{TRIES, busy};
 use crate::view;
 use crate::volume_calls::is_unasked;
-use crate::volumes::{another_owner, holders_of};
+use crate::volumes::{has_other_id, holders_of, refuse_of_another};
 use crate::wanted::CONTROLLER;
 
 /// The limit of volumes of one owner that are being created, expanded or deleted.
@@ -138,21 +138,6 @@ impl Cluster {
             }
             false => self.reach(caller, &name, &Wanted::Delete(ask.id)).await,
         }
-    }
-
-    /// Returns a row with the ID of the registration that a deletion or deregistration of the caller would end. Nothing else of the volume but its
-    /// plugin is in the row. Without a plugin there is none.
-    pub(crate) async fn registration_to_end(&self, caller: &Identity, name: VolumeName) -> Result<VolumeRow> {
-        // Nothing is written. They are what a change would compare.
-        self.guards_of(caller).await?;
-        let record = self.registry.record(name).await?;
-        refuse_of_another(&record, caller)?;
-        let Record { name: VolumeName { namespace, volume }, volume: key, registration, .. } = record;
-        let found = VolumeRow { namespace, volume, ..VolumeRow::default() };
-        Ok(match registration {
-            Some(of) => VolumeRow { plugin: key.plugin, registration_id: of.id, ..found },
-            None => found,
-        })
     }
 
     /// Has a plugin's controller expand a volume that is the caller's own. What nodes have to do is in the row.
@@ -330,27 +315,12 @@ impl Cluster {
     }
 }
 
-/// Refuses a change of a volume that another identity has registered or created.
-pub(crate) fn refuse_of_another(record: &Record, caller: &Identity) -> Result<()> {
-    match record.registration.as_ref().is_some_and(|present| present.owner != caller.to_string()) {
-        true => Err(another_owner(&record.name)),
-        false => Ok(()),
-    }
-}
-
 /// Returns whether the volume that is to be deleted is gone, and the name has a later one.
 fn is_of_later(record: &Record, wanted: &Wanted) -> bool {
     match wanted {
         Wanted::Delete(id) => has_other_id(record, id),
         Wanted::Create(..) | Wanted::Expand(..) => false,
     }
-}
-
-/// Returns whether a volume has another registration than the one with this ID. It has none if the ID is empty. Servers of an earlier version gave
-/// registrations no IDs.
-pub(crate) fn has_other_id(record: &Record, id: &str) -> bool {
-    let is_other = |of: &Registration| !id.is_empty() && !of.id.is_empty() && of.id != id;
-    record.registration.as_ref().is_some_and(is_other)
 }
 
 /// Returns that a volume is deleted.

@@ -11,7 +11,6 @@ use csid::store::rows::VolumeKey;
 use csid::volume::rules::{self, check_name};
 use csid::{Error, Kind};
 
-use crate::changes::{has_other_id, refuse_of_another};
 use crate::cluster::Cluster;
 use crate::failure::{Result, ServerError};
 use crate::grants::May;
@@ -211,6 +210,21 @@ impl Cluster {
         Err(busy(&name))
     }
 
+    /// Returns a row with the ID of the registration that a deletion or deregistration of the caller would end. Nothing else of the volume but its
+    /// plugin is in the row. Without a plugin there is none.
+    pub(crate) async fn registration_to_end(&self, caller: &Identity, name: VolumeName) -> Result<VolumeRow> {
+        // Nothing is written. They are what a change would compare.
+        self.guards_of(caller).await?;
+        let record = self.registry.record(name).await?;
+        refuse_of_another(&record, caller)?;
+        let Record { name: VolumeName { namespace, volume }, volume: key, registration, .. } = record;
+        let found = VolumeRow { namespace, volume, ..VolumeRow::default() };
+        Ok(match registration {
+            Some(of) => VolumeRow { plugin: key.plugin, registration_id: of.id, ..found },
+            None => found,
+        })
+    }
+
     /// Returns the error of a registration whose plugin's volume has another name. The name is another namespace's business, unless the
     /// caller sees that.
     pub fn hide_name(&self, caller: &Identity, error: RegistryError) -> ServerError {
@@ -230,6 +244,21 @@ fn is_owner(record: &Record, new: &Registration) -> Result<()> {
         true => Err(another_owner(&record.name)),
         false => Ok(()),
     }
+}
+
+/// Refuses a change of a volume that another identity has registered or created.
+pub fn refuse_of_another(record: &Record, caller: &Identity) -> Result<()> {
+    match record.registration.as_ref().is_some_and(|present| present.owner != caller.to_string()) {
+        true => Err(another_owner(&record.name)),
+        false => Ok(()),
+    }
+}
+
+/// Returns whether a volume has another registration than the one with this ID. It has none if the ID is empty. Servers of an earlier version gave
+/// registrations no IDs.
+pub fn has_other_id(record: &Record, id: &str) -> bool {
+    let is_other = |of: &Registration| !id.is_empty() && !of.id.is_empty() && of.id != id;
+    record.registration.as_ref().is_some_and(is_other)
 }
 
 pub fn another_owner(name: &VolumeName) -> ServerError {

@@ -73,7 +73,7 @@ impl Wire {
 }
 
 impl Service<http::Request<Body>> for Wire {
-    type Response = http::Response<Answer>;
+    type Response = http::Response<AnswerBody>;
     type Error = tonic::transport::Error;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
 
@@ -86,18 +86,18 @@ impl Service<http::Request<Body>> for Wire {
         Box::pin(async move {
             let response = answering.await?;
             sent.note(response.headers());
-            Ok(response.map(|body| Answer { body, sent }))
+            Ok(response.map(|body| AnswerBody { body, sent }))
         })
     }
 }
 
 /// The body of an answer, whose trailers have the status.
-pub(super) struct Answer {
+pub(super) struct AnswerBody {
     body: Body,
     sent: SentStatus,
 }
 
-impl hyper::body::Body for Answer {
+impl hyper::body::Body for AnswerBody {
     type Data = Bytes;
     type Error = Status;
 
