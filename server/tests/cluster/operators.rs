@@ -114,7 +114,7 @@ async fn nodes_and_servers_are_listed_by_csictl() {
     assert_eq!((&list[0], list.as_array().map(Vec::len)), (&shown, Some(2)));
     assert_eq!(shown["machine-id"], "machine of n1");
     assert_eq!(shown["boot"], "boot 1 of n1");
-    assert_eq!(shown["plugins"], json!([{ "plugin": "p", "attaches": false }]));
+    assert_eq!(shown["plugins"], json!([{ "plugin": "p", "attaches": false, "node-id": null }]));
     assert_eq!((&shown["other"], &shown["block"], &shown["claims"]), (&Value::Null, &Value::Null, &json!(1)));
     assert!(shown["sessions"][0]["since-usec"].as_u64().unwrap() > 1_700_000_000_000_000);
 
