@@ -235,9 +235,9 @@ pub struct Registration {
     pub capacity: Option<u64>,
     #[serde(default)]
     pub pending_expansion: Option<Expansion>,
-    /// What nodes of a cluster owe of the last expansion. `None`: nothing. A csid has none in its journal.
+    /// What nodes of a cluster owe of the last expansion. `None`: nothing. A csid has none in its journal. Few volumes have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub owed_expansion: Option<OwedExpansion>,
+    pub owed_expansion: Option<Box<OwedExpansion>>,
     /// The last expansion of which this node has done its part for the servers of its cluster. `None`: it has done none. Servers have none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expanded_here: Option<Expansion>,
@@ -618,7 +618,7 @@ impl Record {
 
     /// Returns what nodes of a cluster owe of an expansion.
     pub fn owed_expansion(&self) -> Option<&OwedExpansion> {
-        self.registration.as_ref()?.owed_expansion.as_ref()
+        self.registration.as_ref()?.owed_expansion.as_deref()
     }
 
     /// Returns whether the servers of a cluster have a controller expand the volume. csid alone expands it after the next mount.

@@ -217,7 +217,7 @@ pub fn enter_expanded(record: &mut Record, asked: Expansion, capacity: Option<u6
     if node_is_due || is_last {
         let Expansion { required, limit, .. } = asked;
         let owed = OwedExpansion { required, limit, ..OwedExpansion::default() };
-        registration.owed_expansion = node_is_due.then_some(owed);
+        registration.owed_expansion = node_is_due.then(|| Box::new(owed));
     }
     registration.capacity = capacity.or(registration.capacity);
     settle_owed(record);
